@@ -1,0 +1,41 @@
+"""`ctrl_rl.make`: a task by its id."""
+
+from ctrl_rl import registry
+
+
+def make(
+    task: str,
+    num_envs: int = 1,
+    *,
+    backend: str | None = None,
+    device: str = "cpu",
+    seed: int = 0,
+    first_index: int = 0,
+    threads: int = 0,
+    config=None,
+):
+    """Build N environments of a task.
+
+    Args:
+        task: id such as "Go1-Velocity-Flat-v0"; `ctrl-rl list tasks` shows them.
+        num_envs: N.
+        backend: simulator; None for the task's first.
+        device: torch device.
+        seed: decides every draw; environment i's stream depends on (seed, i) alone.
+        first_index: number of row 0.
+        threads: simulator threads, 0 for all cores.
+        config: the task's configuration object; None for its default.
+
+    Raises:
+        NotFound: unknown task, with the nearest name.
+        ValueError: a backend or device the task cannot use.
+    """
+    return registry.load("tasks", task)(
+        config,
+        num_envs=num_envs,
+        backend=backend,
+        device=device,
+        seed=seed,
+        first_index=first_index,
+        threads=threads,
+    )

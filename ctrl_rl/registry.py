@@ -1,0 +1,50 @@
+"""Finds tasks, algorithms, policies and commands through entry points.
+
+Each installed package names, per group, a literal dict from name to "module:object"; nothing
+heavy is imported until an object is asked for.
+"""
+
+import difflib
+import importlib
+from functools import lru_cache
+from importlib.metadata import entry_points
+
+GROUPS = ("tasks", "algos", "policies", "commands")
+
+
+class NotFound(ValueError):
+    """An unknown name; the message carries the nearest known one."""
+
+
+@lru_cache
+def names(group: str) -> dict[str, str]:
+    """Name -> "module:object" of a group, from all installed packages.
+
+    Raises:
+        RuntimeError: if two packages give the same name.
+    """
+    found: dict[str, str] = {}
+    for point in sorted(entry_points(group=f"ctrl_rl.{group}"), key=lambda p: p.name):
+        for name, target in point.load().items():
+            if found.get(name, target) != target:
+                raise RuntimeError(f"{group}: {name!r} stands for {found[name]} and {target}")
+            found[name] = target
+    return found
+
+
+def load(group: str, name: str):
+    """The object behind a name. Raises NotFound with the nearest name."""
+    known = names(group)
+    if name not in known:
+        raise NotFound(f"unknown {group[:-1]} {name!r}{nearest(name, known)}")
+    module, _, attribute = known[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def nearest(name: str, known) -> str:
+    """`; did you mean 'x'?`, or the list of what there is."""
+    lower = {k.lower(): k for k in known}
+    close = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean {lower[close[0]]!r}?"
+    return f"; known: {', '.join(known)}"

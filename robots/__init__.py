@@ -1,0 +1,1 @@
+"""Bodies, simulators and tasks. Knows MuJoCo, holds no learning code."""

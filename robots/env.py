@@ -1,0 +1,392 @@
+"""`TaskEnv`: the part of `step` that every task shares.
+
+A task subclass says what is particular, in this order: configuration, observation terms, reward
+terms, terminations, reset and randomisation. This class holds the episode counters, the keyed
+randomness, observation assembly from the spec, faults, auto-reset and exact state.
+
+Order in `step`: check action -> `apply_action` -> physics -> count -> reward terms ->
+terminations -> `advance` (commands, pushes, memory) -> observation -> faults -> reset of ended
+rows. So a reward is computed with the command that the policy saw, and the observation holds the
+next one.
+"""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from ctrl_rl import random
+from ctrl_rl.env import Fault, Info, Obs, Step
+from ctrl_rl.spec import Discrete, EnvSpec, ObsTerm
+from robots.sim import Rows, Sim
+
+ALL = slice(None)
+
+
+class TaskEnv:
+    """Base of the tasks; implements `ctrl_rl.env.VecEnv`.
+
+    Args:
+        config: the task's frozen configuration; None for its default.
+        num_envs: N.
+        backend: one of `backends`; None for the first.
+        device: torch device of all tensors.
+        seed: decides every draw.
+        first_index: number of row 0, so that several ranks number their rows through.
+        threads: simulator threads, 0 for all cores.
+    """
+
+    id: str
+    """Task id with version."""
+    Config: type
+    """Frozen dataclass; `evaluation()` and `nominal()` give the variants of `ctrl_rl.evaluate`."""
+    backends: tuple[str, ...] = ("mujoco", "warp")
+    presets: dict[str, dict] = {}
+    """Algorithm -> configuration fields that suit this task on a CPU."""
+
+    def __init__(
+        self,
+        config=None,
+        *,
+        num_envs: int,
+        backend: str | None = None,
+        device: str | torch.device = "cpu",
+        seed: int = 0,
+        first_index: int = 0,
+        threads: int = 0,
+    ) -> None:
+        self.config = self.Config() if config is None else config
+        self.backend = self.backends[0] if backend is None else backend
+        if self.backend not in self.backends:
+            raise ValueError(
+                f"{self.id} does not run on backend {backend!r}; choose from "
+                f"{', '.join(self.backends)}"
+            )
+        if num_envs < 1:
+            raise ValueError(f"num_envs must be at least 1, not {num_envs}")
+        self.num_envs = num_envs
+        self.seed = seed
+        self.sim = self.make_sim(self.backend, device, threads)
+        self.device = self.sim.device
+        self.spec = self.make_spec()
+        n = num_envs
+        self.memory: dict[str, Tensor] = {}
+        self.index = torch.arange(first_index, first_index + n, device=self.device)
+        self.episode = self.remember("episode", torch.full((n,), -1, device=self.device))
+        self.step_count = self.remember("step_count", self.episode * 0)
+        self._groups = {g: _Group(self, g, terms) for g, terms in self.spec.obs.items()}
+        self.prepare()
+        self._obs = self.reset()
+
+    # What a task provides -----------------------------------------------------------------
+
+    def make_sim(self, backend: str, device, threads: int) -> Sim:
+        """The simulator with N worlds."""
+        raise NotImplementedError
+
+    def make_spec(self) -> EnvSpec:
+        """The contract."""
+        raise NotImplementedError
+
+    def prepare(self) -> None:
+        """Bind fields, `remember` memory, randomise what is fixed for a world's lifetime."""
+
+    def begin(self, rows: Rows) -> None:
+        """Write the initial state and memory of new episodes; the simulator was reset."""
+
+    def apply_action(self, action: Tensor) -> None:
+        """Turn a finite action (N, A) into `sim.ctrl`."""
+        raise NotImplementedError
+
+    def reward_terms(self, action: Tensor) -> dict[str, Tensor]:
+        """Weighted terms (N,) in the simulator's dtype; the reward is their sum."""
+        raise NotImplementedError
+
+    def terminations(self) -> dict[str, Tensor]:
+        """Name -> (N,) bool."""
+        return {}
+
+    def advance(self, action: Tensor) -> None:
+        """After rewards, before the observation: commands, pushes, memory."""
+
+    def observe_terms(self, rows: Rows) -> dict[str, Tensor]:
+        """Raw value of every observation term (n, size), clean, in the simulator's dtype."""
+        raise NotImplementedError
+
+    def metrics(self) -> dict[str, Tensor]:
+        """Figures (N,) for the log, taken with the rewards."""
+        return {}
+
+    # What a task uses -----------------------------------------------------------------------
+
+    def remember(self, name: str, value: Tensor) -> Tensor:
+        """Register a tensor (N, ...) as part of the exact state; write to it in place."""
+        self.memory[name] = value
+        return value
+
+    def uniform(self, term: str, rows: Rows, size: int, low=0.0, high=1.0) -> Tensor:
+        """Keyed uniform draw (n, size) for this episode and step, in the simulator's dtype."""
+        draw = random.uniform(self.seed, *self._counters(rows), term, size)
+        return (low + (high - low) * draw).to(self.sim.dtype)
+
+    def normal(self, term: str, rows: Rows, size: int) -> Tensor:
+        """Keyed standard normal draw (n, size)."""
+        return random.normal(self.seed, *self._counters(rows), term, size).to(self.sim.dtype)
+
+    def world_uniform(self, term: str, size: int, low=0.0, high=1.0) -> Tensor:
+        """A draw (N, size) fixed for the lifetime of each world."""
+        zero = torch.zeros_like(self.index)
+        draw = random.uniform(self.seed, self.index, zero - 1, zero, term, size)
+        return (low + (high - low) * draw).to(self.sim.dtype)
+
+    # The contract ---------------------------------------------------------------------------
+
+    def reset(self) -> Obs:
+        """Begin a new episode in every row."""
+        self._begin(ALL)
+        self._obs = self._make_obs(ALL)
+        return self.observe()
+
+    def observe(self) -> Obs:
+        """The current observation; reading it changes nothing."""
+        return dict(self._obs)
+
+    def step(self, action: Tensor) -> Step:
+        """See `ctrl_rl.env.VecEnv.step`. Raises ValueError on a wrong shape or dtype."""
+        action, bad_action = self._check_action(action)
+        self.apply_action(action)
+        self.sim.step(self.spec.decimation)
+        self.step_count += 1
+
+        terms = self.reward_terms(action)
+        reward = torch.stack(tuple(terms.values())).sum(0).float()
+        causes = self.terminations()
+        terminated = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+        for flag in causes.values():
+            terminated |= flag
+        metrics = self.metrics()
+        self.advance(action)
+        next_obs = self._make_obs(ALL)
+
+        faulty, faults = self._faults(bad_action, terms, reward, next_obs)
+        if faults:
+            terminated &= ~faulty
+            reward = torch.where(faulty, 0.0, reward)
+            terms = {k: torch.where(faulty, 0.0, v) for k, v in terms.items()}
+            metrics = {k: torch.where(faulty, 0.0, v) for k, v in metrics.items()}
+            next_obs = {
+                g: torch.where(faulty[:, None], self._obs[g], value)
+                for g, value in next_obs.items()
+            }
+        truncated = ((self.step_count >= self.spec.max_episode_steps) | faulty) & ~terminated
+        ended = terminated | truncated
+        obs = next_obs
+        if ended.any():
+            rows = ended.nonzero().flatten()
+            self._begin(rows)
+            obs = {g: value.clone() for g, value in next_obs.items()}
+            for group, value in self._make_obs(rows).items():
+                obs[group][rows] = value
+        self._obs = obs
+        info = Info(reward_terms=terms, metrics=metrics, faults=faults)
+        return Step(dict(obs), reward, terminated, truncated, next_obs, info)
+
+    def state_dict(self) -> dict:
+        """Everything that decides the future."""
+        return {
+            "sim": self.sim.state_dict(),
+            "memory": {k: v.clone() for k, v in self.memory.items()},
+            "obs": {k: v.clone() for k, v in self._obs.items()},
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        """Continue exactly where `state_dict` was taken. Raises ValueError on another shape."""
+        if state["memory"].keys() != self.memory.keys():
+            raise ValueError(f"the saved state is not one of {self.id}")
+        if len(state["memory"]["episode"]) != self.num_envs:
+            raise ValueError(
+                f"the saved state has {len(state['memory']['episode'])} environments, "
+                f"this has {self.num_envs}"
+            )
+        self.sim.load_state_dict(state["sim"])
+        for name, value in state["memory"].items():
+            self.memory[name].copy_(value)
+        self._obs = {k: v.clone() for k, v in state["obs"].items()}
+
+    def get_rows(self, rows: Tensor) -> dict:
+        """State of some rows."""
+        return {
+            "sim": self.sim.get_rows(rows),
+            "memory": {k: v[rows].clone() for k, v in self.memory.items()},
+            "obs": {k: v[rows].clone() for k, v in self._obs.items()},
+        }
+
+    def set_rows(self, rows: Tensor, state: dict) -> None:
+        """Rows continue as those that `get_rows` saw; later draws differ by row number."""
+        self.sim.set_rows(rows, state["sim"])
+        for name, value in state["memory"].items():
+            self.memory[name][rows] = value
+        self._obs = {k: v.clone() for k, v in self._obs.items()}
+        for name, value in state["obs"].items():
+            self._obs[name][rows] = value
+
+    def close(self) -> None:
+        """Free the simulator."""
+        self.sim.close()
+
+    # Inside -----------------------------------------------------------------------------------
+
+    def _counters(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+        return self.index[rows], self.episode[rows], self.step_count[rows]
+
+    def _begin(self, rows: Rows) -> None:
+        self.episode[rows] += 1
+        self.step_count[rows] = 0
+        self.sim.reset(rows)
+        self.begin(rows)
+        self.sim.forward(rows)
+        for group in self._groups.values():
+            group.begin(rows)
+
+    def _make_obs(self, rows: Rows) -> Obs:
+        terms = self.observe_terms(rows)
+        return {name: group.assemble(terms, rows) for name, group in self._groups.items()}
+
+    def _check_action(self, action: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The action with bad rows zeroed, and which rows were bad (None: none)."""
+        spec = self.spec.action
+        if isinstance(spec, Discrete):
+            if action.shape != (self.num_envs,) or action.dtype != torch.int64:
+                raise ValueError(
+                    f"{self.id}: action must be int64 ({self.num_envs},), "
+                    f"not {action.dtype} {tuple(action.shape)}"
+                )
+            bad = (action < 0) | (action >= spec.n)
+        else:
+            if action.shape != (self.num_envs, len(spec)) or action.dtype != torch.float32:
+                raise ValueError(
+                    f"{self.id}: action must be float32 ({self.num_envs}, {len(spec)}), "
+                    f"not {action.dtype} {tuple(action.shape)}"
+                )
+            bad = ~torch.isfinite(action)
+        if not bad.any():
+            return action, None
+        return torch.where(bad, torch.zeros_like(action), action), bad
+
+    def _faults(self, bad_action, terms, reward, next_obs) -> tuple[Tensor, tuple[Fault, ...]]:
+        """Rows that left the numbers, with one cause each."""
+        faulty = self.sim.faulty.clone()
+        if bad_action is not None:
+            faulty |= bad_action if bad_action.ndim == 1 else bad_action.any(1)
+        faulty |= ~torch.isfinite(reward)
+        for value in next_obs.values():
+            faulty |= ~torch.isfinite(value).all(1)
+        if not faulty.any():
+            return faulty, ()
+        faults = []
+        for row in faulty.nonzero().flatten().tolist():
+            faults.append(Fault(row, self._cause(row, bad_action, terms, next_obs)))
+        return faulty, tuple(faults)
+
+    def _cause(self, row: int, bad_action, terms, next_obs) -> str:
+        if bad_action is not None and bad_action[row].any():
+            if bad_action.ndim == 1:
+                return "action: out of range"
+            names = [d.name for d, bad in zip(self.spec.action, bad_action[row]) if bad]
+            return f"action: not finite in {', '.join(names)}"
+        if self.sim.faulty[row]:
+            return self.sim.fault_cause(row)
+        for name, value in terms.items():
+            if not torch.isfinite(value[row]):
+                return f"reward: not finite in {name}"
+        for group, value in next_obs.items():
+            start = 0
+            for term in self.spec.obs[group]:
+                if not torch.isfinite(value[row, start : start + term.width]).all():
+                    return f"observation: not finite in {group}/{term.name}"
+                start += term.width
+        return "reward: not finite in the sum of terms"
+
+
+class _Group:
+    """One observation group: raw terms to the (N, d) float32 tensor, as `ObsTerm` says."""
+
+    def __init__(self, env: TaskEnv, name: str, terms: tuple[ObsTerm, ...]) -> None:
+        self.env, self.name, self.terms = env, name, terms
+        dtype, device = env.sim.dtype, env.device
+        per_term = lambda f: torch.tensor(  # noqa: E731
+            [x for t in terms for x in f(t)], dtype=dtype, device=device
+        )
+        self.scale = per_term(lambda t: t.scale if len(t.scale) == t.size else t.scale * t.size)
+        clip = [(-torch.inf, torch.inf) if t.clip is None else t.clip for t in terms]
+        self.low = per_term(lambda t: [clip[terms.index(t)][0]] * t.size)
+        self.high = per_term(lambda t: [clip[terms.index(t)][1]] * t.size)
+        self.clips = any(t.clip is not None for t in terms)
+        noise = per_term(lambda t: [t.noise] * t.size)
+        self.noisy = noise.nonzero().flatten()
+        self.noise = noise[self.noisy]
+        self.stacked = any(t.history > 1 or t.delay[1] > 0 for t in terms)
+        if self.stacked:
+            self._make_buffers()
+
+    def assemble(self, raw: dict[str, Tensor], rows: Rows) -> Tensor:
+        """noise -> clip -> scale -> delay -> history, (n, d) float32."""
+        x = torch.cat([raw[t.name] for t in self.terms], 1)
+        if len(self.noisy):
+            draw = self.env.uniform(f"noise/{self.name}", rows, len(self.noisy), -1.0, 1.0)
+            x[:, self.noisy] += draw * self.noise
+        if self.clips:
+            x = torch.clamp(x, self.low, self.high)
+        x = (x * self.scale).float()
+        return self._stack(x, rows) if self.stacked else x
+
+    def begin(self, rows: Rows) -> None:
+        """Forget the frames of the episode before."""
+        if self.stacked:
+            self.fresh[rows] = True
+            lag = self.env.uniform(f"delay/{self.name}", rows, len(self.terms))
+            low = torch.tensor([t.delay[0] for t in self.terms], device=lag.device)
+            high = torch.tensor([t.delay[1] for t in self.terms], device=lag.device)
+            self.lag[rows] = (low + (lag * (high - low + 1)).long()).clamp(max=high)
+
+    def _make_buffers(self) -> None:
+        env, n = self.env, self.env.num_envs
+        depth = max(t.history + t.delay[1] for t in self.terms)
+        size = sum(t.size for t in self.terms)
+        self.frames = env.remember(
+            f"obs/{self.name}/frames", torch.zeros(n, depth, size, device=env.device)
+        )
+        self.fresh = env.remember(
+            f"obs/{self.name}/fresh", torch.ones(n, dtype=torch.bool, device=env.device)
+        )
+        self.lag = env.remember(
+            f"obs/{self.name}/lag",
+            torch.zeros(n, len(self.terms), dtype=torch.int64, device=env.device),
+        )
+
+    def _stack(self, x: Tensor, rows: Rows) -> Tensor:
+        """Push one frame (newest last) and read every term's delayed history, oldest first."""
+        frames = torch.roll(self.frames[rows], -1, 1)
+        frames[:, -1] = x
+        fresh = self.fresh[rows]
+        repeat = x[:, None].expand_as(frames).clone()
+        zero = torch.cat(
+            [torch.full((t.size,), float(t.history_fill == "repeat")) for t in self.terms]
+        ).to(x)
+        repeat[:, :-1] *= zero
+        frames = torch.where(fresh[:, None, None], repeat, frames)
+        self.frames[rows] = frames
+        self.fresh[rows] = False
+        depth, out, start = frames.shape[1], [], 0
+        for k, term in enumerate(self.terms):
+            lag = self.lag[rows][:, k, None]
+            at = depth - term.history + torch.arange(term.history, device=x.device) - lag
+            block = frames[:, :, start : start + term.size]
+            out.append(block.gather(1, at[:, :, None].expand(-1, -1, term.size)).flatten(1))
+            start += term.size
+        return torch.cat(out, 1)
+
+
+def nominal_terms(terms: tuple[ObsTerm, ...]) -> tuple[ObsTerm, ...]:
+    """The same terms without noise and delay."""
+    return tuple(dataclasses.replace(t, noise=0.0, delay=(0, 0)) for t in terms)

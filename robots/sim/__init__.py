@@ -1,0 +1,92 @@
+"""Simulators behind one small interface: N worlds of one compiled model.
+
+A task is written once against `Sim` and does not know which backend runs it.
+"""
+
+from typing import Any, Protocol
+
+from torch import Tensor, device, dtype
+
+Rows = Any
+"""`slice(None)` for all worlds, or an int64 tensor of row numbers."""
+
+
+class Sim(Protocol):
+    """N worlds. Tensors are live views: a write to `qpos`, `qvel` or `ctrl` is the world's state.
+
+    Derived fields (`field`) describe the state before the last physics step, as after `mj_step`,
+    unless `step(current=True)` or `forward(rows)` brought them up to date.
+    """
+
+    num_worlds: int
+    device: device
+    dtype: dtype
+    """float64 on the CPU backends, float32 on Warp; terms run in it."""
+    physics_dt: float
+    """[s]"""
+    qpos: Tensor
+    """(N, nq) positions; quaternions wxyz."""
+    qvel: Tensor
+    """(N, nv) velocities; a free joint's linear part in the world, angular part in the body."""
+    ctrl: Tensor
+    """(N, nu) actuator inputs."""
+    time: Tensor
+    """(N,) [s]"""
+    faulty: Tensor
+    """(N,) bool: worlds whose warning counters rose in the last `step`."""
+
+    def fault_cause(self, row: int) -> str:
+        """One line that says what went wrong in a faulty world."""
+        ...
+
+    def field(self, name: str) -> Tensor:
+        """Derived field (N, ...) by its MjData name; call before the first step that needs it."""
+        ...
+
+    def model_field(self, name: str) -> Tensor:
+        """A copy of a field of the compiled model, the baseline of a randomiser."""
+        ...
+
+    def expand(self, name: str) -> Tensor:
+        """Give a model field per-world values; returns the live (N, ...) tensor."""
+        ...
+
+    def commit(self) -> None:
+        """Recompute what follows from expanded fields; once, after they were written."""
+        ...
+
+    def reset(self, rows: Rows) -> None:
+        """Model defaults (qpos0, zero velocity, zero control) in some worlds."""
+        ...
+
+    def fill_delay(self, rows: Rows) -> None:
+        """Make delayed actuators see the present `ctrl` as if it had always been there."""
+        ...
+
+    def forward(self, rows: Rows) -> None:
+        """Bring position- and velocity-dependent fields up to the present state."""
+        ...
+
+    def step(self, num_steps: int, current: bool = False) -> None:
+        """`num_steps` physics steps; `current` also brings derived fields up to date."""
+        ...
+
+    def state_dict(self) -> dict:
+        """State rows, warning counts and every expanded field."""
+        ...
+
+    def load_state_dict(self, state: dict) -> None:
+        """Continue to the bit where `state_dict` was taken."""
+        ...
+
+    def get_rows(self, rows: Tensor) -> dict:
+        """State of some worlds, expanded fields included."""
+        ...
+
+    def set_rows(self, rows: Tensor, state: dict) -> None:
+        """Write what `get_rows` gave into other worlds."""
+        ...
+
+    def close(self) -> None:
+        """Free threads and buffers."""
+        ...

@@ -1,0 +1,104 @@
+"""`Pendulum-v0`: swing a torque-limited pendulum up and hold it.
+
+Dynamics, reward and start of gymnasium's Pendulum-v1 (semi-implicit Euler, 0.05 s), with 200
+steps per episode and never a termination. Angle 0 is upright.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ctrl_rl.spec import ActionDim, EnvSpec, ObsTerm
+from robots.env import TaskEnv
+from robots.sim import Rows
+from robots.sim.ode_backend import OdeSim
+
+GRAVITY = 10.0  # [m/s^2], gymnasium's default
+MASS, LENGTH = 1.0, 1.0  # [kg], [m]: a uniform rod
+MAX_SPEED = 8.0  # [rad/s], the velocity saturates here
+MAX_TORQUE = 2.0  # [N·m]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PendulumConfig:
+    """Nothing is randomised but the start."""
+
+    max_episode_steps: int = 200
+    """[steps] of 0.05 s"""
+
+    def evaluation(self) -> "PendulumConfig":
+        """The variant `evaluate` plays."""
+        return self
+
+    def nominal(self) -> "PendulumConfig":
+        """Without randomisation and noise: the same."""
+        return self
+
+
+def acceleration(qpos: Tensor, qvel: Tensor, ctrl: Tensor) -> Tensor:
+    """Angular acceleration [rad/s^2] of a rod hinged at its end, torque clamped."""
+    torque = ctrl.clamp(-MAX_TORQUE, MAX_TORQUE)
+    gravity = 3 * GRAVITY / (2 * LENGTH) * torch.sin(qpos)
+    return gravity + 3.0 / (MASS * LENGTH**2) * torque
+
+
+class Pendulum(TaskEnv):
+    """The task; see the module's docstring."""
+
+    id = "Pendulum-v0"
+    Config = PendulumConfig
+    backends = ("torch",)
+    presets = {"ppo": {}}
+
+    def make_sim(self, backend, device, threads):
+        """Closed form, gymnasium's integrator; its velocity limit is applied after the step."""
+        return OdeSim(
+            acceleration, self.num_envs, (1, 1), 0.05, "semi_implicit_euler", device=device
+        )
+
+    def make_spec(self) -> EnvSpec:
+        """cos, sin, speed; one torque."""
+        return EnvSpec(
+            task=self.id,
+            num_envs=self.num_envs,
+            obs={
+                "actor": (
+                    ObsTerm(name="angle", kind="signal", size=2, labels=("cos", "sin")),
+                    ObsTerm(name="speed", kind="signal", size=1, unit="rad/s"),
+                )
+            },
+            action=(ActionDim(name="torque", low=-MAX_TORQUE, high=MAX_TORQUE, unit="N·m"),),
+            physics_dt=0.05,
+            step_dt=0.05,
+            max_episode_steps=self.config.max_episode_steps,
+        )
+
+    def observe_terms(self, rows: Rows) -> dict[str, Tensor]:
+        """Raw values."""
+        angle, speed = self.sim.qpos[rows], self.sim.qvel[rows]
+        return {"angle": torch.cat([torch.cos(angle), torch.sin(angle)], 1), "speed": speed}
+
+    def apply_action(self, action: Tensor) -> None:
+        """Torque [N·m]; the state before the step is what the reward is about."""
+        self._before = self.sim.qpos[:, 0].clone(), self.sim.qvel[:, 0].clone()
+        self.sim.ctrl[:] = action
+
+    def reward_terms(self, action: Tensor) -> dict[str, Tensor]:
+        """gymnasium's cost of the state before the step."""
+        angle, speed = self._before
+        self.sim.qvel.clamp_(-MAX_SPEED, MAX_SPEED)
+        angle = torch.remainder(angle + math.pi, 2 * math.pi) - math.pi
+        torque = action[:, 0].double().clamp(-MAX_TORQUE, MAX_TORQUE)
+        return {
+            "angle": -angle.square(),
+            "speed": -0.1 * speed.square(),
+            "torque": -0.001 * torque.square(),
+        }
+
+    def begin(self, rows: Rows) -> None:
+        """Any angle, speed up to 1 rad/s."""
+        draw = self.uniform("reset", rows, 2, -1.0, 1.0)
+        self.sim.qpos[rows] = math.pi * draw[:, :1]
+        self.sim.qvel[rows] = draw[:, 1:]
