@@ -1,1 +1,1 @@
-"""offline"""
+"""Offline reinforcement learning: data sets, algorithms, evaluation protocol, published numbers."""
