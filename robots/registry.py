@@ -1,5 +1,6 @@
 """Task ids of this package: id -> "module:class". Other packages use the same entry point."""
 
 TASKS = {
+    "CartPole-SwingUp-v0": "robots.tasks.cartpole_swingup:CartPoleSwingUp",
     "Pendulum-v0": "robots.tasks.pendulum:Pendulum",
 }
