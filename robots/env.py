@@ -39,7 +39,11 @@ class TaskEnv:
     id: str
     """Task id with version."""
     Config: type
-    """Frozen dataclass; `evaluation()` and `nominal()` give the variants of `ctrl_rl.evaluate`."""
+    """Frozen dataclass; `evaluation()` and `nominal()` give the variants of `ctrl_rl.evaluate`.
+
+    With a field `staggered_start` that is true, first episodes begin at a random step count, so
+    that environments do not all end together.
+    """
     backends: tuple[str, ...] = ("mujoco", "warp")
     presets: dict[str, dict] = {}
     """Algorithm -> configuration fields that suit this task on a CPU."""
@@ -244,6 +248,9 @@ class TaskEnv:
         self.step_count[rows] = 0
         self.sim.reset(rows)
         self.begin(rows)
+        if getattr(self.config, "staggered_start", False):
+            age = self.uniform("stagger", rows, 1, 0, self.spec.max_episode_steps)[:, 0].long()
+            self.step_count[rows] = torch.where(self.episode[rows] == 0, age, 0)
         self.sim.forward(rows)
         for group in self._groups.values():
             group.begin(rows)
