@@ -3,9 +3,13 @@
 A task is written once against `Sim` and does not know which backend runs it.
 """
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch import Tensor, device, dtype
+
+if TYPE_CHECKING:
+    import mujoco
 
 Rows = Any
 """`slice(None)` for all worlds, or an int64 tensor of row numbers."""
@@ -90,3 +94,54 @@ class Sim(Protocol):
     def close(self) -> None:
         """Free threads and buffers."""
         ...
+
+
+def make_mujoco_sim(model, num_worlds: int, backend: str, device, threads: int) -> Sim:
+    """N worlds of a compiled model on the backend of that name."""
+    if backend == "mujoco":
+        from robots.sim.mujoco_backend import MujocoSim
+
+        return MujocoSim(model, num_worlds, threads)
+    if backend == "warp":
+        from robots.sim.warp_backend import WarpSim
+
+        return WarpSim(model, num_worlds, device)
+    raise ValueError(f"unknown backend {backend!r}; choose 'mujoco' or 'warp'")
+
+
+def make_mujoco_sim(
+    model: "mujoco.MjModel",
+    num_worlds: int,
+    backend: str = "mujoco",
+    device: str | torch.device = "cpu",
+    threads: int = 0,
+    nconmax: int | None = None,
+    njmax: int | None = None,
+) -> Sim:
+    """N worlds of a compiled model on the backend that the user chose; tasks call this.
+
+    Args:
+        model: compiled model; never written to.
+        num_worlds: N.
+        backend: "mujoco" (CPU) or "warp" (NVIDIA GPU; Warp's CPU device for tests).
+        device: torch device of all tensors.
+        threads: simulator threads of the mujoco backend, 0 for all cores.
+        nconmax: warp only: contacts per world to make room for; None: from the model.
+        njmax: warp only: constraint rows per world to make room for; None: from the model.
+
+    Raises:
+        ValueError: an unknown backend, a device that it cannot use, or a model that it cannot run.
+    """
+    if backend == "mujoco":
+        if torch.device(device).type != "cpu":
+            raise ValueError(
+                f"backend 'mujoco' runs on the CPU, not on {device!r}; use backend 'warp' there"
+            )
+        from robots.sim.mujoco_backend import MujocoSim
+
+        return MujocoSim(model, num_worlds, threads)
+    if backend == "warp":
+        from robots.sim.warp_backend import WarpSim
+
+        return WarpSim(model, num_worlds, device, nconmax=nconmax, njmax=njmax)
+    raise ValueError(f"unknown backend {backend!r}; choose from mujoco, warp")

@@ -1,0 +1,74 @@
+"""Unitree Go1: names, default pose and the compiled model (`models/go1.xml` holds the numbers)."""
+
+import math
+from pathlib import Path
+
+import mujoco
+
+from ctrl_rl.spec import Joint, Robot
+
+MODEL_PATH = Path(__file__).parent / "models" / "go1.xml"
+
+LEGS = ("FR", "FL", "RR", "RL")
+JOINTS = tuple(f"{leg}_{part}_joint" for leg in LEGS for part in ("hip", "thigh", "calf"))
+"""Joint order of observations and actions."""
+DEFAULT_JOINT_POS = (0.0, 0.9, -1.8) * 4
+"""[rad], in the order of `JOINTS`."""
+MAX_DELAY = 0.02
+"""Longest action delay that the actuators' buffers hold [s]."""
+
+_VELOCITY_LIMIT = {"hip": 30.1, "thigh": 30.1, "calf": 20.06}  # [rad/s], see models/go1.xml
+
+
+def make_model(
+    physics_dt: float = 0.005,
+    cone: str = "pyramidal",
+    iterations: int = 4,
+    all_contacts: bool = False,
+) -> mujoco.MjModel:
+    """Compile the robot on a flat floor.
+
+    Args:
+        physics_dt: [s].
+        cone: "pyramidal", or "elliptic" (then with impratio 10 and tolerance 1e-8).
+        iterations: of the Newton solver; line search iterations are twice as many.
+        all_contacts: every shape touches the floor; else feet and trunk only, as in training.
+    """
+    spec = mujoco.MjSpec.from_file(str(MODEL_PATH))
+    option = spec.option
+    option.timestep = physics_dt
+    option.iterations, option.ls_iterations = iterations, 2 * iterations
+    if cone == "elliptic":
+        option.cone, option.impratio = mujoco.mjtCone.mjCONE_ELLIPTIC, 10
+        option.tolerance = 1e-8
+    elif cone != "pyramidal":
+        raise ValueError(f"unknown cone {cone!r}; use 'pyramidal' or 'elliptic'")
+    for actuator in spec.actuators:
+        actuator.nsample = math.ceil(MAX_DELAY / physics_dt) + 2
+    for geom in spec.geoms:
+        touches = all_contacts or geom.name == "trunk" or geom.name.endswith("_foot")
+        geom.contype = int(touches and geom.name != "floor")
+        geom.conaffinity = int(geom.name == "floor")
+    return spec.compile()
+
+
+def make_robot(model: mujoco.MjModel) -> Robot:
+    """What a deployment must know, read from the compiled model by joint name."""
+    joints = []
+    for name, default in zip(JOINTS, DEFAULT_JOINT_POS, strict=True):
+        joint = model.joint(name)
+        actuator = model.actuator(name.removesuffix("_joint"))
+        low, high = joint.range
+        joints.append(
+            Joint(
+                name=name,
+                default_pos=default,
+                kp=float(actuator.gainprm[0]),
+                kd=-float(actuator.biasprm[2]),
+                effort_limit=float(actuator.forcerange[1]),
+                velocity_limit=_VELOCITY_LIMIT[name.split("_")[1]],
+                pos_low=float(low),
+                pos_high=float(high),
+            )
+        )
+    return Robot(name="go1", joints=tuple(joints), imu_body="trunk")

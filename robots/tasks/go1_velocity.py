@@ -1,0 +1,442 @@
+"""`Go1-Velocity-Flat-v0`: a Unitree Go1 follows velocity commands on a flat floor.
+
+The policy sees what the robot can measure: gyroscope, projected gravity, command, joint positions
+and velocities, its previous action and the phase of a trot clock. It sets joint position targets
+around the default pose at 50 Hz; position control runs in the actuators at the physics rate.
+
+A command is a forward, a sideways and a turning velocity in the body frame. All zero means: stand.
+Then the clock's (sin, cos) reads (0, 0) and all feet belong on the floor.
+
+Sensors and contacts of the critic, the foot heights of the gait reward and the knee heights of the
+terminations are one physics step (5 ms) old; everything the actor sees is current.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ctrl_rl.spec import PRIVILEGED, ActionDim, CommandDim, EnvSpec, ObsTerm
+from robots import go1
+from robots.env import TaskEnv
+from robots.sim import Rows, make_mujoco_sim
+
+FOOT_RADIUS = 0.023  # [m]
+CONTACT_HEIGHT = 0.003  # [m], a foot lower than this counts as down
+TRUNK_HALF = (0.16, 0.075, 0.05)  # [m], half sizes of the trunk's box
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewards:
+    """Weight of each term per step; a weight of 0 switches a term off."""
+
+    track_lin_vel: float = 0.03
+    """exp(-|error|^2 / tracking_variance) of the horizontal velocity."""
+    track_ang_vel: float = 0.015
+    """The same of the turning velocity."""
+    gait: float = 0.03
+    """1 when every foot follows the clock's height, 0 for standing through it."""
+    stand: float = 0.03
+    """1 with all feet down and joints at rest while the command is zero."""
+    lin_vel_z: float = -0.02
+    """(m/s)^2"""
+    ang_vel_xy: float = -0.001
+    """(rad/s)^2"""
+    tilt: float = -0.02
+    """Squared horizontal part of projected gravity."""
+    height: float = -0.4
+    """Squared distance of the base from `base_height` [m^2]."""
+    action_rate: float = -0.0002
+    """Squared change of the action."""
+    torque: float = -2e-6
+    """(N·m)^2"""
+    hip: float = -0.002
+    """Squared deviation of the hip joints [rad^2]."""
+    termination: float = -1.0
+    """Once, on a fall."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Go1VelocityConfig:
+    """Task settings; every range is uniform."""
+
+    episode_length_s: float = 20.0
+    """[s]"""
+    command_lin_vel_x: tuple[float, float] = (-1.0, 1.0)
+    """Forward velocity [m/s]."""
+    command_lin_vel_y: tuple[float, float] = (-0.5, 0.5)
+    """Sideways velocity, left positive [m/s]."""
+    command_ang_vel_z: tuple[float, float] = (-1.0, 1.0)
+    """Turning velocity, counter-clockwise positive [rad/s]."""
+    command_interval_s: tuple[float, float] = (4.0, 6.0)
+    """Time between new commands [s]."""
+    command_zero_share: float = 0.1
+    """Share of commands that say stand."""
+    action_scale: float = 0.4
+    """Joint target per action unit [rad]."""
+    gait_rate_hz: float = 2.0
+    """Trot clock [Hz]."""
+    swing_height: float = 0.08
+    """Foot clearance at mid-swing [m]."""
+    base_height: float = 0.28
+    """[m]"""
+    tracking_variance: float = 0.2
+    """Width of the tracking rewards [(m/s)^2, (rad/s)^2]."""
+    rewards: Rewards = Rewards()
+    friction: tuple[float, float] = (0.5, 1.25)
+    """Sliding friction of the feet, per world."""
+    trunk_mass_offset: tuple[float, float] = (-1.0, 1.0)
+    """Added to the trunk [kg], per world."""
+    trunk_com_offset: float = 0.03
+    """Half-width of the shift of the trunk's centre of mass per axis [m], per world."""
+    motor_strength: tuple[float, float] = (0.9, 1.1)
+    """Factor on gains and effort limit of each motor, per world."""
+    action_delay_s: tuple[float, float] = (0.0, 0.02)
+    """Delay of the joint targets [s], per world."""
+    push_velocity: float = 0.5
+    """Half-width of the horizontal velocity that a push adds per axis [m/s]."""
+    push_interval_s: tuple[float, float] = (6.0, 10.0)
+    """Time between pushes [s]."""
+    noise: bool = True
+    """Observation noise."""
+    staggered_start: bool = True
+    """The first episode of each environment starts at a random step, so that ends spread out."""
+
+    def evaluation(self) -> "Go1VelocityConfig":
+        """Randomised like training; a new command every 5 s, full episodes."""
+        return dataclasses.replace(self, staggered_start=False, command_interval_s=(5.0, 5.0))
+
+    def nominal(self) -> "Go1VelocityConfig":
+        """The robot of the model file: no randomisation, noise, delay or pushes."""
+        return dataclasses.replace(
+            self.evaluation(),
+            friction=(1.0, 1.0),
+            trunk_mass_offset=(0.0, 0.0),
+            trunk_com_offset=0.0,
+            motor_strength=(1.0, 1.0),
+            action_delay_s=(0.0, 0.0),
+            push_velocity=0.0,
+            noise=False,
+        )
+
+
+class Go1Velocity(TaskEnv):
+    """The task; see the module's docstring."""
+
+    id = "Go1-Velocity-Flat-v0"
+    Config = Go1VelocityConfig
+    presets = {
+        "ppo": {
+            "num_envs": 512,
+            "total_steps": 1_600_000,
+        }
+    }
+
+    def make_sim(self, backend, device, threads):
+        """Training settings of the model."""
+        model = go1.make_model()
+        return make_mujoco_sim(model, self.num_envs, backend, device, threads)
+
+    def make_spec(self) -> EnvSpec:
+        """Actor: measurable terms. Critic: the same without noise, and the privileged ones."""
+        c = self.config
+        self.robot = go1.make_robot(go1.make_model())
+        actor = (
+            ObsTerm(
+                name="base_ang_vel",
+                kind="base_ang_vel_b",
+                size=3,
+                unit="rad/s",
+                frame="b",
+                scale=(0.25,),
+                noise=0.2,
+            ),
+            ObsTerm(
+                name="projected_gravity",
+                kind="projected_gravity_b",
+                size=3,
+                frame="b",
+                noise=0.05,
+            ),
+            ObsTerm(
+                name="command",
+                kind="command",
+                size=3,
+                frame="b",
+                labels=("lin_vel_x", "lin_vel_y", "ang_vel_z"),
+                scale=(2.0, 2.0, 1.0),
+            ),
+            ObsTerm(
+                name="joint_pos",
+                kind="joint_pos_rel",
+                size=12,
+                unit="rad",
+                frame="joint",
+                labels=go1.JOINTS,
+                noise=0.01,
+            ),
+            ObsTerm(
+                name="joint_vel",
+                kind="joint_vel",
+                size=12,
+                unit="rad/s",
+                frame="joint",
+                labels=go1.JOINTS,
+                scale=(0.05,),
+                noise=1.0,
+            ),
+            ObsTerm(
+                name="prev_action", kind="prev_action", size=12, labels=go1.JOINTS, scale=(0.5,)
+            ),
+            ObsTerm(
+                name="phase", kind="phase", size=2, labels=("sin", "cos"), rate_hz=c.gait_rate_hz
+            ),
+        )
+        clean = tuple(dataclasses.replace(t, noise=0.0) for t in actor)
+        privileged = tuple(
+            ObsTerm(name=name, kind=PRIVILEGED, size=size, unit=unit, scale=(scale,), constant=fixed)
+            for name, size, unit, scale, fixed in (
+                ("base_lin_vel", 3, "m/s", 2.0, False),
+                ("foot_contact", 4, "-", 1.0, False),
+                ("foot_height", 4, "m", 10.0, False),
+                ("base_height", 1, "m", 10.0, False),
+                ("friction", 1, "-", 1.0, True),
+                ("trunk_mass", 1, "kg", 1.0, True),
+                ("trunk_com", 3, "m", 20.0, True),
+                ("motor_strength", 12, "-", 5.0, True),
+                ("action_delay", 1, "s", 50.0, True),
+            )
+        )
+        return EnvSpec(
+            task=self.id,
+            num_envs=self.num_envs,
+            obs={
+                "actor": actor if c.noise else clean,
+                "critic": clean + privileged,
+            },
+            action=tuple(
+                ActionDim(name=j.name, scale=c.action_scale, offset=j.default_pos)
+                for j in self.robot.joints
+            ),
+            physics_dt=self.sim.physics_dt,
+            step_dt=0.02,
+            max_episode_steps=round(c.episode_length_s / 0.02),
+            command=(
+                CommandDim(name="lin_vel_x", unit="m/s", low=c.command_lin_vel_x[0], high=c.command_lin_vel_x[1]),
+                CommandDim(name="lin_vel_y", unit="m/s", low=c.command_lin_vel_y[0], high=c.command_lin_vel_y[1]),
+                CommandDim(name="ang_vel_z", unit="rad/s", low=c.command_ang_vel_z[0], high=c.command_ang_vel_z[1]),
+            ),
+            robot=self.robot,
+        )
+
+    # Observation terms ------------------------------------------------------------------------
+
+    def observe_terms(self, rows: Rows) -> dict[str, Tensor]:
+        """Raw values in the order of the spec."""
+        x = self._state(rows)
+        return {
+            "base_ang_vel": x["ang_vel_b"],
+            "projected_gravity": x["gravity_b"],
+            "command": self.command[rows],
+            "joint_pos": x["joint_pos"],
+            "joint_vel": x["joint_vel"],
+            "prev_action": self.prev_action[rows],
+            "phase": self._clock(rows),
+            "base_lin_vel": x["lin_vel_b"],
+            "foot_contact": (x["foot_height"] < CONTACT_HEIGHT).to(self.sim.dtype),
+            "foot_height": x["foot_height"],
+            "base_height": x["height"][:, None] - self.config.base_height,
+            "friction": self.friction[rows],
+            "trunk_mass": self.mass_offset[rows],
+            "trunk_com": self.com_offset[rows],
+            "motor_strength": self.strength[rows] - 1.0,
+            "action_delay": self.delay[rows],
+        }
+
+    def _state(self, rows: Rows) -> dict[str, Tensor]:
+        """What terms, rewards and terminations read; vectors in the body frame."""
+        q, v = self.sim.qpos[rows], self.sim.qvel[rows]
+        w, x, y, z = q[:, 3:7].unbind(1)
+        lin = v[:, :3]
+        # R^T u for the quaternion (w, r): u + 2 (w (u x r) + r x (r x u)), column by column.
+        r = q[:, 4:7]
+        cross = torch.linalg.cross(lin, r)
+        lin_b = lin + 2 * (w[:, None] * cross + torch.linalg.cross(cross, r))
+        gravity = -torch.stack(
+            [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)], 1
+        )
+        return {
+            "lin_vel_b": lin_b,
+            "ang_vel_b": v[:, 3:6],
+            "gravity_b": gravity,
+            "height": q[:, 2],
+            "joint_pos": q[:, 7:] - self.default_joint_pos,
+            "joint_vel": v[:, 6:],
+            "foot_height": self.site_pos[rows][:, self.foot_sites, 2] - FOOT_RADIUS,
+        }
+
+    def _clock(self, rows: Rows) -> Tensor:
+        """(sin, cos) of the trot clock, (0, 0) while the command is zero (n, 2)."""
+        turns = self.phase_start[rows, 0] + self.step_count[rows] * (
+            self.spec.step_dt * self.config.gait_rate_hz
+        )
+        angle = 2 * math.pi * turns
+        return torch.stack([torch.sin(angle), torch.cos(angle)], 1) * self.walks[rows]
+
+    # Rewards and terminations -----------------------------------------------------------------
+
+    def apply_action(self, action: Tensor) -> None:
+        """Joint targets [rad]; the position actuators clamp to the joint range."""
+        self.sim.ctrl[:] = self.default_joint_pos + self.config.action_scale * action
+
+    def reward_terms(self, action: Tensor) -> dict[str, Tensor]:
+        """Weighted terms (N,)."""
+        c, w, x = self.config, self.config.rewards, self._state(slice(None))
+        self._now = x
+        command, walks = self.command, self.walks[:, 0]
+        self._lin_error = x["lin_vel_b"][:, :2] - command[:, :2]
+        self._ang_error = x["ang_vel_b"][:, 2] - command[:, 2]
+        sin = self._clock(slice(None))[:, 0]
+        # FR and RL swing while sin > 0, FL and RR while sin < 0.
+        swing = torch.stack([sin, -sin, -sin, sin], 1).clamp(min=0) * c.swing_height
+        gait_error = (x["foot_height"] - swing).abs().mean(1) / (c.swing_height / math.pi)
+        rest = torch.exp(-x["joint_vel"].square().sum(1) / 10.0 - 20.0 * x["foot_height"].clamp(min=0).sum(1))
+        self._fallen = self._falls(x)
+        fallen = torch.stack(tuple(self._fallen.values())).any(0)
+        target = self.sim.ctrl - self.default_joint_pos
+        torque = (self.kp * (target - x["joint_pos"]) - self.kd * x["joint_vel"]).clamp(
+            -self.effort_limit, self.effort_limit
+        )
+        return {
+            "track_lin_vel": w.track_lin_vel
+            * torch.exp(-self._lin_error.square().sum(1) / c.tracking_variance),
+            "track_ang_vel": w.track_ang_vel
+            * torch.exp(-self._ang_error.square() / c.tracking_variance),
+            "gait": w.gait * walks * (1 - gait_error),
+            "stand": w.stand * (1 - walks) * rest,
+            "lin_vel_z": w.lin_vel_z * x["lin_vel_b"][:, 2].square(),
+            "ang_vel_xy": w.ang_vel_xy * x["ang_vel_b"][:, :2].square().sum(1),
+            "tilt": w.tilt * x["gravity_b"][:, :2].square().sum(1),
+            "height": w.height * (x["height"] - c.base_height).square(),
+            "action_rate": w.action_rate * (action - self.prev_action).square().sum(1),
+            "torque": w.torque * torque.square().sum(1),
+            "hip": w.hip * x["joint_pos"][:, ::3].square().sum(1),
+            "termination": w.termination * fallen.to(self.sim.dtype),
+        }
+
+    def terminations(self) -> dict[str, Tensor]:
+        """Falls, as found with the rewards."""
+        return self._fallen
+
+    def _falls(self, x: dict[str, Tensor]) -> dict[str, Tensor]:
+        gravity = x["gravity_b"]
+        half = torch.tensor(TRUNK_HALF, dtype=gravity.dtype, device=gravity.device)
+        lowest_corner = x["height"] - (gravity.abs() * half).sum(1)
+        return {
+            "trunk_down": lowest_corner < CONTACT_HEIGHT,
+            "tilt": gravity[:, 2] > -0.5,  # 60 degrees
+            "knee_down": (self.site_pos[:, self.knee_sites, 2] < 0.02).any(1),
+        }
+
+    def metrics(self) -> dict[str, Tensor]:
+        """Absolute tracking errors, transients included."""
+        return {
+            "error_lin_vel_x": self._lin_error[:, 0].abs(),
+            "error_lin_vel_y": self._lin_error[:, 1].abs(),
+            "error_ang_vel_z": self._ang_error.abs(),
+        }
+
+    # Reset and randomisation --------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Memory, and what is randomised once per world: baseline from the model times factor."""
+        c, sim, n = self.config, self.sim, self.num_envs
+        new = lambda *shape: torch.zeros(n, *shape, dtype=sim.dtype, device=self.device)  # noqa: E731
+        self.command = self.remember("command", new(3))
+        self.walks = self.remember("walks", new(1))
+        self.prev_action = self.remember("prev_action", new(12))
+        self.phase_start = self.remember("phase_start", new(1))
+        self.next_command = self.remember("next_command", torch.zeros_like(self.episode))
+        self.next_push = self.remember("next_push", torch.zeros_like(self.episode))
+        per_joint = lambda f: torch.tensor(  # noqa: E731
+            [f(j) for j in self.robot.joints], dtype=sim.dtype, device=self.device
+        )
+        self.default_joint_pos = per_joint(lambda j: j.default_pos)
+        self.kp, self.kd = per_joint(lambda j: j.kp), per_joint(lambda j: j.kd)
+        self.effort_limit = per_joint(lambda j: j.effort_limit)
+        model = sim.model
+        self.foot_sites = [model.site(f"{leg}_foot").id for leg in go1.LEGS]
+        self.knee_sites = [model.site(f"{leg}_knee").id for leg in go1.LEGS]
+        self.site_pos = sim.field("site_xpos")
+
+        feet = [model.geom(f"{leg}_foot").id for leg in go1.LEGS]
+        trunk = model.body("trunk").id
+        self.friction = self.world_uniform("friction", 1, *c.friction)
+        self.mass_offset = self.world_uniform("trunk_mass", 1, *c.trunk_mass_offset)
+        self.com_offset = self.world_uniform("trunk_com", 3, -c.trunk_com_offset, c.trunk_com_offset)
+        self.strength = self.world_uniform("motor_strength", 12, *c.motor_strength)
+        self.delay = self.world_uniform("action_delay", 1, *c.action_delay_s)
+        for name in ("friction", "mass_offset", "com_offset", "strength", "delay"):
+            self.remember(name, getattr(self, name))
+        sim.expand("geom_friction")[:, feet, 0] = self.friction
+        sim.expand("body_mass")[:, trunk] = sim.model_field("body_mass")[trunk] + self.mass_offset[:, 0]
+        sim.expand("body_ipos")[:, trunk] = sim.model_field("body_ipos")[trunk] + self.com_offset
+        for name, columns in (("actuator_gainprm", 0), ("actuator_biasprm", (1, 2))):
+            field = sim.expand(name)
+            for column in (columns,) if isinstance(columns, int) else columns:
+                field[:, :, column] = sim.model_field(name)[:, column] * self.strength
+        sim.expand("actuator_forcerange")[:] = (
+            sim.model_field("actuator_forcerange") * self.strength[:, :, None]
+        )
+        sim.expand("actuator_delay")[:] = self.delay
+        sim.commit()
+
+    def begin(self, rows: Rows) -> None:
+        """Near the default pose, with some velocity; a new command and clock."""
+        sim, c = self.sim, self.config
+        draw = self.uniform("reset", rows, 18, -1.0, 1.0)
+        sim.qpos[rows, :7] = torch.tensor(
+            [0.0, 0, 0.29, 1, 0, 0, 0], dtype=sim.dtype, device=self.device
+        )
+        sim.qpos[rows, 7:] = self.default_joint_pos + 0.1 * draw[:, :12]
+        sim.qvel[rows, 0:2] = 0.3 * draw[:, 12:14]
+        sim.qvel[rows, 3:6] = 0.3 * draw[:, 14:17]
+        sim.ctrl[rows] = self.default_joint_pos
+        sim.fill_delay(rows)
+        self.prev_action[rows] = 0
+        self.phase_start[rows] = 0.5 * (draw[:, 17:18] + 1)
+        self._new_command(rows)
+        self.next_push[rows] = self._after("push_time", rows, c.push_interval_s)
+
+    def advance(self, action: Tensor) -> None:
+        """New commands and pushes where their time has come."""
+        self.prev_action[:] = action
+        due = (self.step_count >= self.next_command).nonzero().flatten()
+        if len(due):
+            self._new_command(due)
+        if self.config.push_velocity:
+            due = (self.step_count >= self.next_push).nonzero().flatten()
+            if len(due):
+                push = self.config.push_velocity
+                self.sim.qvel[due, :2] += self.uniform("push", due, 2, -push, push)
+                self.next_push[due] = self._after("push_time", due, self.config.push_interval_s)
+
+    def _new_command(self, rows: Rows) -> None:
+        c = self.config
+        ranges = torch.tensor(
+            [c.command_lin_vel_x, c.command_lin_vel_y, c.command_ang_vel_z],
+            dtype=self.sim.dtype,
+            device=self.device,
+        )
+        draw = self.uniform("command", rows, 4)
+        walks = (draw[:, 3:] >= c.command_zero_share).to(self.sim.dtype)
+        self.command[rows] = (ranges[:, 0] + (ranges[:, 1] - ranges[:, 0]) * draw[:, :3]) * walks
+        self.walks[rows] = walks
+        self.next_command[rows] = self._after("command_time", rows, c.command_interval_s)
+
+    def _after(self, term: str, rows: Rows, interval_s: tuple[float, float]) -> Tensor:
+        """Step number (n,) that lies a uniform time ahead."""
+        wait = self.uniform(term, rows, 1, *interval_s)[:, 0] / self.spec.step_dt
+        return self.step_count[rows] + wait.round().long()
