@@ -44,7 +44,12 @@ class Sim(Protocol):
         ...
 
     def field(self, name: str) -> Tensor:
-        """Derived field (N, ...) by its MjData name; call before the first step that needs it."""
+        """Derived field (N, ...) by its MjData name; call before the first step that needs it.
+
+        `cfrc_ext` holds the external forces of the last physics step, contacts included (torque,
+        force; about the subtree's centre of mass, world axes), where `make_sim` was asked for
+        `contact_forces`.
+        """
         ...
 
     def model_field(self, name: str) -> Tensor:
@@ -76,7 +81,7 @@ class Sim(Protocol):
         ...
 
     def state_dict(self) -> dict:
-        """State rows, warning counts and every expanded field."""
+        """State rows, warning counts, bound derived fields and every expanded field."""
         ...
 
     def load_state_dict(self, state: dict) -> None:
@@ -84,7 +89,7 @@ class Sim(Protocol):
         ...
 
     def get_rows(self, rows: Tensor) -> dict:
-        """State of some worlds, expanded fields included."""
+        """State of some worlds, bound derived and expanded fields included."""
         ...
 
     def set_rows(self, rows: Tensor, state: dict) -> None:
@@ -145,3 +150,38 @@ def make_mujoco_sim(
 
         return WarpSim(model, num_worlds, device, nconmax=nconmax, njmax=njmax)
     raise ValueError(f"unknown backend {backend!r}; choose from mujoco, warp")
+
+
+def make_sim(
+    backend: str,
+    model,
+    num_worlds: int,
+    *,
+    device="cpu",
+    threads: int = 0,
+    contact_forces: bool = False,
+) -> Sim:
+    """N worlds of a compiled `mujoco.MjModel` on one of `BACKENDS`.
+
+    Args:
+        backend: "mujoco" (CPU) or "warp" (NVIDIA GPU; its CPU device for tests).
+        model: compiled model; never written to.
+        num_worlds: N.
+        device: torch device.
+        threads: CPU threads, 0 for all cores.
+        contact_forces: make the field `cfrc_ext` available; costs time, for tasks that read it.
+
+    Raises:
+        ValueError: unknown backend, or a device that it cannot use.
+    """
+    if backend == "mujoco":
+        if str(device) != "cpu":
+            raise ValueError(f"backend 'mujoco' runs on device 'cpu', not {str(device)!r}")
+        from robots.sim.mujoco_backend import MujocoSim
+
+        return MujocoSim(model, num_worlds, threads, contact_forces)
+    if backend == "warp":
+        from robots.sim.warp_backend import WarpSim
+
+        return WarpSim(model, num_worlds, device=device, contact_forces=contact_forces)
+    raise ValueError(f"unknown backend {backend!r}; choose from {', '.join(BACKENDS)}")
