@@ -1,39 +1,77 @@
 """MuJoCo C on a native thread pool (`mujoco.batch.Batch`): the CPU backend.
 
-Results do not depend on the number of threads, and a partial reset leaves the other worlds
-unchanged to the bit. All tensors are float64 views of the batch's own memory.
+Results do not depend on the number of threads and equal a plain `mj_step` loop; a partial reset
+leaves the other worlds unchanged; both to the bit. All tensors are float64 views of the batch's
+own memory.
+
+MuJoCo resets a world whose state or acceleration turns bad in silence: its next state is finite
+and its status is "no error". Only the warning counters tell, so every `step` compares them.
 """
 
+import collections
+import logging
+import os
+import re
+
 import mujoco
+import numpy as np
 import torch
 from mujoco.batch import Batch
 from torch import Tensor
 
 from robots.sim import Rows
+from robots.sim.contact_batch import ContactBatch
 
-ALLOWED_FIELDS = frozenset(
-    "xpos xquat xipos site_xpos geom_xpos sensordata cinert cvel qfrc_actuator cfrc_ext "
-    "subtree_com subtree_linvel actuator_force qacc".split()
+STEP_FIELDS = frozenset(
+    "xpos xquat xmat xipos ximat xanchor xaxis site_xpos site_xmat geom_xpos geom_xmat "
+    "subtree_com cinert cvel cdof ten_length ten_velocity actuator_length actuator_velocity "
+    "actuator_force qfrc_actuator qfrc_passive qfrc_bias qfrc_constraint qacc sensordata "
+    "ncon nefc".split()
 )
-"""Fields that `mj_step` computes for every world; any other would show another world's value."""
+"""Fields that a step computes for every world; any other would show another world's value."""
+
+DERIVED_FIELDS = frozenset(mujoco.MjModel._setconst_outputs) - frozenset(
+    mujoco.MjModel._setconst_inputs
+)
+"""Model fields that `commit` computes from others; a value written to one would be lost."""
+
+REMEDY = {
+    mujoco.mjtWarning.mjWARN_CONTACTFULL: 'contacts were dropped; raise <size memory="..."/>',
+    mujoco.mjtWarning.mjWARN_CNSTRFULL: 'constraints were dropped; raise <size memory="..."/>',
+}
+"""What to do about a warning, where the user can do something."""
+
+warnings: collections.Counter[str] = collections.Counter()
+"""MuJoCo's warnings of this process by kind, that is their text without numbers."""
 
 
 class MujocoSim:
-    """N worlds of one `mujoco.MjModel`.
+    """N worlds of one `mujoco.MjModel`. Not usable in a process forked after it was made.
 
     Args:
         model: compiled model; never written to.
         num_worlds: N.
         threads: pool size, 0 for all cores.
+        contact_forces: make `cfrc_ext` available, at 2 to 9 % of the time (`ContactBatch`).
     """
 
-    def __init__(self, model: mujoco.MjModel, num_worlds: int, threads: int = 0) -> None:
+    def __init__(
+        self,
+        model: mujoco.MjModel,
+        num_worlds: int,
+        threads: int = 0,
+        contact_forces: bool = False,
+    ) -> None:
+        mujoco.set_mju_user_warning(_count_warning)
         self.model = model
         self.num_worlds = num_worlds
         self.device = torch.device("cpu")
         self.dtype = torch.float64
         self.physics_dt = float(model.opt.timestep)
-        self._batch = Batch(model, num_worlds, nthread=threads)
+        self._pid = os.getpid()
+        make = ContactBatch if contact_forces else Batch
+        self._made: Batch | ContactBatch = make(model, num_worlds, nthread=threads)
+        self._allowed = STEP_FIELDS | {"cfrc_ext"} if contact_forces else STEP_FIELDS
         self.qpos = torch.from_numpy(self._batch.bind("qpos"))
         self.qvel = torch.from_numpy(self._batch.bind("qvel"))
         self.ctrl = torch.from_numpy(self._batch.bind("ctrl"))
@@ -44,30 +82,39 @@ class MujocoSim:
         self.faulty = torch.zeros(num_worlds, dtype=torch.bool)
         self._fields: dict[str, Tensor] = {}
         self._expanded: dict[str, Tensor] = {}
+        self._history = torch.from_numpy(self._batch.bind("history")) if model.nhistory else None
+        self._delay_slots, self._delay_actuators = _delay_layout(model)
 
     def fault_cause(self, row: int) -> str:
-        """Names of the MuJoCo warnings that rose in this world."""
+        """Names of the MuJoCo warnings that rose in this world, and the remedy if there is one."""
         rose = (self._warning[row] > self._warning_before[row]).nonzero().flatten().tolist()
-        return "simulator: " + ", ".join(mujoco.mjtWarning(i).name for i in rose)
+        kinds = [mujoco.mjtWarning(i) for i in rose]
+        return "simulator: " + ", ".join(
+            k.name + (f" ({REMEDY[k]})" if k in REMEDY else "") for k in kinds
+        )
 
     def field(self, name: str) -> Tensor:
         """See `Sim.field`. Raises ValueError for a field that a step does not compute."""
-        if name not in ALLOWED_FIELDS:
-            raise ValueError(f"field {name!r} is not computed by a step for every world")
+        if name not in self._allowed:
+            hint = "; make the simulator with contact_forces" if name == "cfrc_ext" else ""
+            raise ValueError(f"field {name!r} is not computed by a step for every world{hint}")
         if name not in self._fields:
-            array = self._batch.bind(name)
-            array.flags.writeable = True  # torch wants it; nobody writes to it
+            array = self._batch.bind(name).view()
+            array.flags.writeable = True  # an output, written to only by `load_state_dict`
             self._fields[name] = torch.from_numpy(array)
-            array.flags.writeable = False
             self.forward(slice(None))
         return self._fields[name]
 
     def model_field(self, name: str) -> Tensor:
         """See `Sim.model_field`."""
-        return torch.as_tensor(getattr(self.model, name)).clone()
+        return torch.from_numpy(np.array(_model_value(self.model, name)))
 
     def expand(self, name: str) -> Tensor:
-        """See `Sim.expand`."""
+        """See `Sim.expand`. Raises ValueError for a field that `commit` derives from others."""
+        if name in DERIVED_FIELDS:
+            raise ValueError(
+                f"model field {name!r} follows from others; expand those, write, then commit"
+            )
         if name not in self._expanded:
             self._expanded[name] = torch.from_numpy(self._batch.expand(name))
         return self._expanded[name]
@@ -78,21 +125,20 @@ class MujocoSim:
 
     def reset(self, rows: Rows) -> None:
         """See `Sim.reset`."""
-        self._batch.reset(self._ids(rows), stage=0)
+        self._batch.reset(_ids(rows), stage=0)
 
     def fill_delay(self, rows: Rows) -> None:
-        """See `Sim.fill_delay`: each actuator's buffer is (user, cursor, n times, n values)."""
-        if not self.model.nhistory:
-            return
-        history = torch.from_numpy(self._batch.bind("history"))
-        for u in range(self.model.nu):
-            n, start = self.model.actuator_history[u][0], self.model.actuator_historyadr[u]
-            if n:
-                history[rows, start + 2 + n : start + 2 + 2 * n] = self.ctrl[rows, u, None]
+        """See `Sim.fill_delay`. Without it a delayed motor starts from a target of zero."""
+        if self._history is not None:
+            filled = self.ctrl[rows][:, self._delay_actuators]
+            if isinstance(rows, Tensor):
+                rows = rows[:, None]
+            self._history[rows, self._delay_slots] = filled
 
     def forward(self, rows: Rows) -> None:
-        """See `Sim.forward`."""
-        self._batch.forward(self._ids(rows), stage=int(mujoco.mjtStage.mjSTAGE_VEL))
+        """See `Sim.forward`. Free where no derived field is bound: nobody would see it."""
+        if self._fields:
+            self._batch.forward(_ids(rows), stage=int(mujoco.mjtStage.mjSTAGE_VEL))
 
     def step(self, num_steps: int, current: bool = False) -> None:
         """See `Sim.step`."""
@@ -106,6 +152,7 @@ class MujocoSim:
         return {
             "state": self._state.clone(),
             "warning": self._warning.clone(),
+            "fields": {k: v.clone() for k, v in self._fields.items()},
             "expanded": {k: v.clone() for k, v in self._expanded.items()},
         }
 
@@ -117,13 +164,14 @@ class MujocoSim:
         self._warning.copy_(state["warning"])
         if self._expanded:
             self.commit()
-        if self._fields:
-            self.forward(slice(None))
+        for name, value in state["fields"].items():
+            self.field(name).copy_(value)
 
     def get_rows(self, rows: Tensor) -> dict:
         """See `Sim.get_rows`."""
         return {
             "state": self._state[rows].clone(),
+            "fields": {k: v[rows].clone() for k, v in self._fields.items()},
             "expanded": {k: v[rows].clone() for k, v in self._expanded.items()},
         }
 
@@ -133,13 +181,51 @@ class MujocoSim:
         for name, value in state["expanded"].items():
             self.expand(name)[rows] = value
         if self._expanded:
-            self._batch.set_const(self._ids(rows))
-        if self._fields:
-            self.forward(rows)
+            self._batch.set_const(_ids(rows.unique()))
+        for name, value in state["fields"].items():
+            self.field(name)[rows] = value
 
     def close(self) -> None:
-        """Free the batch; the tensors must not be used afterwards."""
-        del self._batch
+        """Free the batch once its last tensor is gone; the simulator must not be used again."""
+        del self._made
 
-    def _ids(self, rows: Rows):
-        return None if isinstance(rows, slice) else rows.numpy()
+    @property
+    def _batch(self):
+        """The batch; its threads do not exist in a forked child, where a call would hang."""
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "a simulator made before a fork cannot run in the child: "
+                "make it there, or start the process with spawn"
+            )
+        return self._made
+
+
+def _ids(rows: Rows):
+    return None if isinstance(rows, slice) else rows.numpy()
+
+
+def _model_value(model: mujoco.MjModel, name: str):
+    """A field of the model or, as "opt.x", of its options."""
+    owner, _, attribute = name.rpartition(".")
+    return getattr(model.opt if owner == "opt" else model, attribute)
+
+
+def _delay_layout(model: mujoco.MjModel) -> tuple[Tensor, Tensor]:
+    """Columns of `history` that hold delayed inputs, and whose they are.
+
+    An actuator's buffer of n samples is (user, cursor, n times, n values), mjmodel.h.
+    """
+    slots, actuators = [], []
+    for i in range(model.nu):
+        n, start = int(model.actuator_history[i][0]), int(model.actuator_historyadr[i])
+        slots += range(start + 2 + n, start + 2 + 2 * n)
+        actuators += [i] * n
+    return torch.tensor(slots, dtype=torch.int64), torch.tensor(actuators, dtype=torch.int64)
+
+
+def _count_warning(message: str) -> None:
+    """MuJoCo's warning handler: say each kind once, instead of a log file in the user's folder."""
+    kind = re.sub(r"[-+]?\d[\d.e+-]*", "#", message)
+    warnings[kind] += 1
+    if warnings[kind] == 1:
+        logging.getLogger(__name__).warning("MuJoCo: %s (said once)", message)

@@ -46,7 +46,11 @@ class OdeSim:
         self._integrator = integrator
         nq, nu = sizes
         new = lambda *shape: torch.zeros(*shape, dtype=self.dtype, device=self.device)  # noqa: E731
-        self.qpos, self.qvel, self.ctrl = new(num_worlds, nq), new(num_worlds, nq), new(num_worlds, nu)
+        self.qpos, self.qvel, self.ctrl = (
+            new(num_worlds, nq),
+            new(num_worlds, nq),
+            new(num_worlds, nu),
+        )
         self.time = new(num_worlds)
         self.faulty = torch.zeros(num_worlds, dtype=torch.bool, device=self.device)
 
