@@ -47,7 +47,7 @@ class Sim(Protocol):
         """Derived field (N, ...) by its MjData name; call before the first step that needs it.
 
         `cfrc_ext` holds the external forces of the last physics step, contacts included (torque,
-        force; about the subtree's centre of mass, world axes), where `make_sim` was asked for
+        force; about the subtree's centre of mass, world axes), where `make_mujoco_sim` was asked for
         `contact_forces`.
         """
         ...
@@ -101,19 +101,6 @@ class Sim(Protocol):
         ...
 
 
-def make_mujoco_sim(model, num_worlds: int, backend: str, device, threads: int) -> Sim:
-    """N worlds of a compiled model on the backend of that name."""
-    if backend == "mujoco":
-        from robots.sim.mujoco_backend import MujocoSim
-
-        return MujocoSim(model, num_worlds, threads)
-    if backend == "warp":
-        from robots.sim.warp_backend import WarpSim
-
-        return WarpSim(model, num_worlds, device)
-    raise ValueError(f"unknown backend {backend!r}; choose 'mujoco' or 'warp'")
-
-
 def make_mujoco_sim(
     model: "mujoco.MjModel",
     num_worlds: int,
@@ -122,6 +109,7 @@ def make_mujoco_sim(
     threads: int = 0,
     nconmax: int | None = None,
     njmax: int | None = None,
+    contact_forces: bool = False,
 ) -> Sim:
     """N worlds of a compiled model on the backend that the user chose; tasks call this.
 
@@ -133,6 +121,7 @@ def make_mujoco_sim(
         threads: simulator threads of the mujoco backend, 0 for all cores.
         nconmax: warp only: contacts per world to make room for; None: from the model.
         njmax: warp only: constraint rows per world to make room for; None: from the model.
+        contact_forces: make the field `cfrc_ext` available; costs time, for tasks that read it.
 
     Raises:
         ValueError: an unknown backend, a device that it cannot use, or a model that it cannot run.
@@ -144,44 +133,11 @@ def make_mujoco_sim(
             )
         from robots.sim.mujoco_backend import MujocoSim
 
-        return MujocoSim(model, num_worlds, threads)
-    if backend == "warp":
-        from robots.sim.warp_backend import WarpSim
-
-        return WarpSim(model, num_worlds, device, nconmax=nconmax, njmax=njmax)
-    raise ValueError(f"unknown backend {backend!r}; choose from mujoco, warp")
-
-
-def make_sim(
-    backend: str,
-    model,
-    num_worlds: int,
-    *,
-    device="cpu",
-    threads: int = 0,
-    contact_forces: bool = False,
-) -> Sim:
-    """N worlds of a compiled `mujoco.MjModel` on one of `BACKENDS`.
-
-    Args:
-        backend: "mujoco" (CPU) or "warp" (NVIDIA GPU; its CPU device for tests).
-        model: compiled model; never written to.
-        num_worlds: N.
-        device: torch device.
-        threads: CPU threads, 0 for all cores.
-        contact_forces: make the field `cfrc_ext` available; costs time, for tasks that read it.
-
-    Raises:
-        ValueError: unknown backend, or a device that it cannot use.
-    """
-    if backend == "mujoco":
-        if str(device) != "cpu":
-            raise ValueError(f"backend 'mujoco' runs on device 'cpu', not {str(device)!r}")
-        from robots.sim.mujoco_backend import MujocoSim
-
         return MujocoSim(model, num_worlds, threads, contact_forces)
     if backend == "warp":
         from robots.sim.warp_backend import WarpSim
 
-        return WarpSim(model, num_worlds, device=device, contact_forces=contact_forces)
-    raise ValueError(f"unknown backend {backend!r}; choose from {', '.join(BACKENDS)}")
+        return WarpSim(
+            model, num_worlds, device, nconmax=nconmax, njmax=njmax, contact_forces=contact_forces
+        )
+    raise ValueError(f"unknown backend {backend!r}; choose from mujoco, warp")

@@ -125,7 +125,7 @@ class ContactBatch:
             return np.zeros(shape, dtype)
         buffer = (ctypes.c_char * (count * np.dtype(dtype).itemsize)).from_address(pointer)
         buffer.owner = self._owner  # so the memory lives as long as the last view of it
-        return np.frombuffer(buffer, dtype).reshape(shape)
+        return np.frombuffer(memoryview(buffer), dtype).reshape(shape)
 
     def _check(self, failed: int) -> None:
         if not failed:
