@@ -1,7 +1,7 @@
 """`Pendulum-v0`: swing a torque-limited pendulum up and hold it.
 
-Dynamics, reward and start of gymnasium's Pendulum-v1 (semi-implicit Euler, 0.05 s), with 200
-steps per episode and never a termination. Angle 0 is upright.
+Dynamics, reward and start of gymnasium's Pendulum-v1: semi-implicit Euler at 0.05 s, 200 steps,
+never a termination. Angle 0 is upright.
 """
 
 import math
@@ -17,13 +17,14 @@ from robots.sim.ode_backend import OdeSim
 
 GRAVITY = 10.0  # [m/s^2], gymnasium's default
 MASS, LENGTH = 1.0, 1.0  # [kg], [m]: a uniform rod
-MAX_SPEED = 8.0  # [rad/s], the velocity saturates here
+MAX_SPEED = 8.0  # [rad/s], the speed saturates here
 MAX_TORQUE = 2.0  # [N·m]
+STEP_DT = 0.05  # [s]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PendulumConfig:
-    """Nothing is randomised but the start."""
+    """Only the start is random."""
 
     max_episode_steps: int = 200
     """[steps] of 0.05 s"""
@@ -38,10 +39,11 @@ class PendulumConfig:
 
 
 def acceleration(qpos: Tensor, qvel: Tensor, ctrl: Tensor) -> Tensor:
-    """Angular acceleration [rad/s^2] of a rod hinged at its end, torque clamped."""
+    """Angular acceleration [rad/s^2] of a rod hinged at its end; torque and speed saturate."""
     torque = ctrl.clamp(-MAX_TORQUE, MAX_TORQUE)
-    gravity = 3 * GRAVITY / (2 * LENGTH) * torch.sin(qpos)
-    return gravity + 3.0 / (MASS * LENGTH**2) * torque
+    free = 1.5 * GRAVITY / LENGTH * torch.sin(qpos) + 3 / (MASS * LENGTH**2) * torque
+    speed = (qvel + STEP_DT * free).clamp(-MAX_SPEED, MAX_SPEED)
+    return (speed - qvel) / STEP_DT
 
 
 class Pendulum(TaskEnv):
@@ -53,44 +55,43 @@ class Pendulum(TaskEnv):
     presets = {"ppo": {}}
 
     def make_sim(self, backend, device, threads):
-        """Closed form, gymnasium's integrator; its velocity limit is applied after the step."""
+        """Closed form, gymnasium's integrator."""
         return OdeSim(
-            acceleration, self.num_envs, (1, 1), 0.05, "semi_implicit_euler", device=device
+            acceleration, self.num_envs, (1, 1), STEP_DT, "semi_implicit_euler", device=device
         )
 
     def make_spec(self) -> EnvSpec:
         """cos, sin, speed; one torque."""
+        angle = ObsTerm(name="angle", kind="signal", size=2, labels=("cos", "sin"))
+        speed = ObsTerm(name="speed", kind="signal", size=1, unit="rad/s", frame="joint")
         return EnvSpec(
             task=self.id,
             num_envs=self.num_envs,
-            obs={
-                "actor": (
-                    ObsTerm(name="angle", kind="signal", size=2, labels=("cos", "sin")),
-                    ObsTerm(name="speed", kind="signal", size=1, unit="rad/s"),
-                )
-            },
+            obs={"actor": (angle, speed)},
             action=(ActionDim(name="torque", low=-MAX_TORQUE, high=MAX_TORQUE, unit="N·m"),),
-            physics_dt=0.05,
-            step_dt=0.05,
+            physics_dt=STEP_DT,
+            step_dt=STEP_DT,
             max_episode_steps=self.config.max_episode_steps,
         )
 
     def observe_terms(self, rows: Rows) -> dict[str, Tensor]:
         """Raw values."""
-        angle, speed = self.sim.qpos[rows], self.sim.qvel[rows]
-        return {"angle": torch.cat([torch.cos(angle), torch.sin(angle)], 1), "speed": speed}
+        angle = self.sim.qpos[rows]
+        return {
+            "angle": torch.cat([torch.cos(angle), torch.sin(angle)], 1),
+            "speed": self.sim.qvel[rows],
+        }
 
     def apply_action(self, action: Tensor) -> None:
-        """Torque [N·m]; the state before the step is what the reward is about."""
-        self._before = self.sim.qpos[:, 0].clone(), self.sim.qvel[:, 0].clone()
+        """Torque [N·m]; gymnasium's reward is about the state before it acts."""
+        self.before = self.sim.qpos[:, 0].clone(), self.sim.qvel[:, 0].clone()
         self.sim.ctrl[:] = action
 
     def reward_terms(self, action: Tensor) -> dict[str, Tensor]:
-        """gymnasium's cost of the state before the step."""
-        angle, speed = self._before
-        self.sim.qvel.clamp_(-MAX_SPEED, MAX_SPEED)
+        """Minus the squares of angle from upright, speed and torque."""
+        angle, speed = self.before
         angle = torch.remainder(angle + math.pi, 2 * math.pi) - math.pi
-        torque = action[:, 0].double().clamp(-MAX_TORQUE, MAX_TORQUE)
+        torque = self.sim.ctrl[:, 0].clamp(-MAX_TORQUE, MAX_TORQUE)
         return {
             "angle": -angle.square(),
             "speed": -0.1 * speed.square(),
