@@ -4,8 +4,13 @@ A draw is a hash of (seed, environment index, episode, step, term, element), so 
 counters: environment i's stream does not depend on how many others there are, the bits are the
 same on every device, and a resume needs no generator state.
 
-The hash is splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators",
-OOPSLA 2014), chained over the counters; int64 arithmetic wraps in torch as uint64 does.
+The counters become one 64-bit key per environment. Elements of a draw are the outputs of
+splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014)
+started at key + term; int64 arithmetic wraps in torch as uint64 does. Each output serves two
+elements with 32 bits: finer than the float32 that a draw ends in.
+
+    k = random.key(seed, index, episode, step)      once per step
+    push = random.uniform(k, "push", 3)             (n, 3)
 """
 
 import hashlib
@@ -21,7 +26,7 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-_GAMMA = _signed(0x9E3779B97F4A7C15)
+_GAMMA = 0x9E3779B97F4A7C15
 _MIX1 = _signed(0xBF58476D1CE4E5B9)
 _MIX2 = _signed(0x94D049BB133111EB)
 
@@ -36,38 +41,66 @@ def _mix(x: Tensor) -> Tensor:
 @lru_cache(maxsize=4096)
 def term_id(name: str) -> int:
     """A stable 64-bit number for a term's name."""
-    return _signed(int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big"))
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big")
 
 
-def bits(
-    seed: int, index: Tensor, episode: Tensor, step: Tensor, term: str, size: int
-) -> Tensor:
-    """64 random bits per element.
+def key(seed: int, index: Tensor, episode: Tensor, step: Tensor) -> Tensor:
+    """One hash of all counters per environment.
 
     Args:
         seed: the run's seed.
         index: environment index (n,) int64.
         episode: episode counter of each environment (n,) int64.
         step: step within the episode (n,) int64.
+
+    Returns:
+        (n,) int64.
+    """
+    x = _mix(index + _signed(seed * _GAMMA))
+    x = _mix(x + episode * _signed(_GAMMA))
+    return _mix(x + step * _signed(_GAMMA))
+
+
+def bits(key: Tensor, term: str, size: int) -> Tensor:
+    """64 random bits per element.
+
+    Args:
+        key: what `key` gives, (n,) int64.
         term: what is drawn, e.g. "push"; other names give independent draws.
         size: elements per environment.
 
     Returns:
         (n, size) int64.
     """
-    x = _mix(index + _signed(seed * _GAMMA + term_id(term)))
-    x = _mix(x + episode * _GAMMA)
-    x = _mix(x + step * _GAMMA)
-    element = torch.arange(1, size + 1, device=x.device, dtype=torch.int64) * _GAMMA
-    return _mix(x[:, None] + element)
+    return _mix(key[:, None] + _offsets(term, size, key.device))
 
 
-def uniform(
-    seed: int, index: Tensor, episode: Tensor, step: Tensor, term: str, size: int
-) -> Tensor:
-    """Uniform in [0, 1) with 53 bits, (n, size) float64; arguments as in `bits`."""
-    x = (bits(seed, index, episode, step, term, size) >> 11) & ((1 << 53) - 1)
-    return x.to(torch.float64) * 2.0**-53
+@lru_cache(maxsize=4096)
+def _offsets(term: str, size: int, device: torch.device) -> Tensor:
+    """Distance of each element's splitmix64 counter from the key."""
+    values = [_signed(term_id(term) + k * _GAMMA) for k in range(1, size + 1)]
+    return torch.tensor(values, dtype=torch.int64, device=device)
+
+
+def _halves(key: Tensor, term: str, size: int) -> Tensor:
+    """32 random bits per element, (n, size) int32: low half first, then high half."""
+    return bits(key, term, (size + 1) // 2).view(torch.int32)[:, :size]
+
+
+def uniform(key: Tensor, term: str, size: int) -> Tensor:
+    """Uniform multiples of 2**-32 in [0, 1), (n, size) float64; arguments as in `bits`."""
+    return _halves(key, term, size).to(torch.float64) * 2.0**-32 + 0.5
+
+
+def normal(key: Tensor, term: str, size: int) -> Tensor:
+    """Standard normal, (n, size) float64; arguments as in `bits`.
+
+    The scaled sum of two table look-ups: unlike a logarithm or a cosine, a look-up, an addition
+    and a product give the same bits on every device. The largest value is 6.1.
+    """
+    x = _halves(key, term, size)
+    table = _quantiles(x.device)
+    return (table[(x >> 16) & 0xFFFF] + table[x & 0xFFFF]) * 0.5**0.5
 
 
 @lru_cache(maxsize=8)
@@ -76,16 +109,3 @@ def _quantiles(device: torch.device) -> Tensor:
     p = (torch.arange(1 << 16, dtype=torch.float64) + 0.5) / (1 << 16)
     z = torch.special.ndtri(p)
     return (z / z.square().mean().sqrt()).to(device)
-
-
-def normal(
-    seed: int, index: Tensor, episode: Tensor, step: Tensor, term: str, size: int
-) -> Tensor:
-    """Standard normal, (n, size) float64; arguments as in `bits`.
-
-    The scaled sum of two table look-ups: unlike a logarithm or a cosine, a look-up, an addition
-    and a product give the same bits on every device.
-    """
-    x = bits(seed, index, episode, step, term, size)
-    table = _quantiles(x.device)
-    return (table[(x >> 48) & 0xFFFF] + table[(x >> 32) & 0xFFFF]) * 0.5**0.5

@@ -78,6 +78,7 @@ class TaskEnv:
         self.index = torch.arange(first_index, first_index + n, device=self.device)
         self.episode = self.remember("episode", torch.full((n,), -1, device=self.device))
         self.step_count = self.remember("step_count", self.episode * 0)
+        self._key = self._draw_key(ALL)
         self._groups = {g: _Group(self, g, terms) for g, terms in self.spec.obs.items()}
         self.prepare()
         self._obs = self.reset()
@@ -130,17 +131,17 @@ class TaskEnv:
 
     def uniform(self, term: str, rows: Rows, size: int, low=0.0, high=1.0) -> Tensor:
         """Keyed uniform draw (n, size) for this episode and step, in the simulator's dtype."""
-        draw = random.uniform(self.seed, *self._counters(rows), term, size)
+        draw = random.uniform(self._key[rows], term, size)
         return (low + (high - low) * draw).to(self.sim.dtype)
 
     def normal(self, term: str, rows: Rows, size: int) -> Tensor:
         """Keyed standard normal draw (n, size)."""
-        return random.normal(self.seed, *self._counters(rows), term, size).to(self.sim.dtype)
+        return random.normal(self._key[rows], term, size).to(self.sim.dtype)
 
     def world_uniform(self, term: str, size: int, low=0.0, high=1.0) -> Tensor:
         """A draw (N, size) fixed for the lifetime of each world."""
         zero = torch.zeros_like(self.index)
-        draw = random.uniform(self.seed, self.index, zero - 1, zero, term, size)
+        draw = random.uniform(random.key(self.seed, self.index, zero - 1, zero), term, size)
         return (low + (high - low) * draw).to(self.sim.dtype)
 
     # The contract ---------------------------------------------------------------------------
@@ -161,6 +162,7 @@ class TaskEnv:
         self.apply_action(action)
         self.sim.step(self.spec.decimation)
         self.step_count += 1
+        self._key = self._draw_key(ALL)
 
         terms = self.reward_terms(action)
         reward = torch.stack(tuple(terms.values())).sum(0).float()
@@ -240,8 +242,8 @@ class TaskEnv:
 
     # Inside -----------------------------------------------------------------------------------
 
-    def _counters(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
-        return self.index[rows], self.episode[rows], self.step_count[rows]
+    def _draw_key(self, rows: Rows) -> Tensor:
+        return random.key(self.seed, self.index[rows], self.episode[rows], self.step_count[rows])
 
     def _begin(self, rows: Rows) -> None:
         self.episode[rows] += 1
