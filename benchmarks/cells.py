@@ -32,7 +32,7 @@ PACKAGES = "ctrl-rl torch numpy mujoco mujoco-warp warp-lang gymnasium onnxrunti
 
 
 class Absent(RuntimeError):
-    """What the cell needs is not there: a peer, a device, a file; the message says how to get it."""
+    """What the cell needs is not there (a peer, a device); the message says how to get it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,7 +65,7 @@ class Worker:
 
     Args:
         peer: one of `known()`, or `OURS`.
-        script: file name in `benchmarks/`, ends with `worker.serve(...)`.
+        script: file in `benchmarks/` with arguments; it ends with `worker.serve(...)`.
         config: handed to its `run`.
         threads: value of OMP_NUM_THREADS.
 
@@ -77,11 +77,11 @@ class Worker:
     def __init__(self, peer: str, script: str, config: dict, threads: int = 1) -> None:
         self.name = f"{peer}: {script}"
         self._process = subprocess.Popen(
-            [interpreter(peer), "-u", ROOT / "benchmarks" / script],
+            [interpreter(peer), "-u", *_script(script)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            env=_environment(threads),
         )
         assert self._process.stdin and self._process.stdout
         self._in, self._out = self._process.stdin, self._process.stdout
@@ -120,6 +120,26 @@ class Worker:
         if not line:
             raise RuntimeError(f"{self.name} ended with status {self._process.wait()}")
         return json.loads(line)
+
+
+def call(peer: str, script: str, config: dict, threads: int = 1) -> dict:
+    """The answer of a script that ends with `worker.answer(...)`: its result and versions.
+
+    Raises:
+        Absent: the peer was not made.
+        RuntimeError: the script failed; its last words stand above.
+    """
+    run = subprocess.run(
+        [interpreter(peer), "-u", *_script(script)],
+        input=json.dumps(config) + "\n",
+        stdout=subprocess.PIPE,
+        text=True,
+        env=_environment(threads),
+        check=False,
+    )
+    if run.returncode != 0:
+        raise RuntimeError(f"{peer}: {script} ended with status {run.returncode}")
+    return json.loads(run.stdout)
 
 
 def interleave(
@@ -170,6 +190,16 @@ def make(peer: str) -> None:
     if torch:  # first and alone, so that what follows finds it and pulls no other build
         subprocess.run([*install, *torch], check=True)
     subprocess.run([*install, "-r", REQUIREMENTS / f"{peer}.txt"], check=True)
+
+
+def _script(script: str) -> list[str]:
+    """A file in `benchmarks/` with its arguments, as a command."""
+    name, *arguments = script.split()
+    return [str(ROOT / "benchmarks" / name), *arguments]
+
+
+def _environment(threads: int) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": str(threads)}
 
 
 def _cpu_seconds(pid: int) -> float:

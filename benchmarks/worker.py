@@ -7,6 +7,8 @@ so whatever loop a library brings is measured as it is.
 
 Lines are JSON. In: the config, then `{"seconds": s}` per slice; an end of input ends the worker.
 Out: `{"ready": versions}` at the first tick, then `{"work": w, "wall_s": t}` per slice.
+
+A script that has one answer to give ends with `answer(run)` instead: `run(config)` returns it.
 """
 
 import importlib.metadata
@@ -23,17 +25,33 @@ def serve(run, packages=()):
         run: `run(config, tick)`, see the module's docstring.
         packages: distributions whose versions are reported.
     """
-    # The protocol keeps the real stdout; what libraries print goes to stderr.
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    line = sys.stdin.readline()
+    answers, line = _keep_stdout(), sys.stdin.readline()
     if not line:
         return
-    versions = {p: importlib.metadata.version(p) for p in packages}
     try:
-        run(json.loads(line), _Ticker(answers, {"python": sys.version.split()[0], **versions}))
+        run(json.loads(line), _Ticker(answers, versions(packages)))
     except EOFError:
         return
+
+
+def answer(run, packages=()):
+    """Read the config, write `run(config)` with the versions of `packages`, and end."""
+    answers = _keep_stdout()
+    result = run(json.loads(sys.stdin.readline()))
+    answers.write(json.dumps({"result": result, "versions": versions(packages)}) + "\n")
+
+
+def versions(packages):
+    """Versions of the interpreter and of some distributions."""
+    found = {p: importlib.metadata.version(p) for p in packages}
+    return {"python": sys.version.split()[0], **found}
+
+
+def _keep_stdout():
+    """The protocol keeps the real stdout; what libraries print goes to stderr."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    return answers
 
 
 class _Ticker:
