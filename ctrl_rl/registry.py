@@ -11,6 +11,19 @@ from importlib.metadata import entry_points
 
 GROUPS = ("tasks", "algos", "policies", "commands")
 
+ALGOS = {"ppo": "ctrl_rl.ppo:"}
+"""This package's algorithms. A module with `<NAME>Config`, `METRICS` and `train`."""
+
+COMMANDS = {
+    "train": "ctrl_rl.commands.train:main",
+    "eval": "ctrl_rl.commands.eval:main",
+    "play": "ctrl_rl.commands.play:main",
+    "plot": "ctrl_rl.commands.plot:main",
+    "list": "ctrl_rl.commands.list:main",
+    "doctor": "ctrl_rl.commands.doctor:main",
+}
+"""This package's commands; see `ctrl_rl.cli`."""
+
 
 class NotFound(ValueError):
     """An unknown name; the message carries the nearest known one."""
@@ -38,7 +51,8 @@ def load(group: str, name: str):
     if name not in known:
         raise NotFound(f"unknown {group[:-1]} {name!r}{nearest(name, known)}")
     module, _, attribute = known[name].partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    loaded = importlib.import_module(module)
+    return getattr(loaded, attribute) if attribute else loaded
 
 
 def nearest(name: str, known) -> str:

@@ -1,0 +1,1 @@
+"""One module per command of `ctrl-rl`; heavy imports stand inside the functions."""

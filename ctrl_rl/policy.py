@@ -1,0 +1,277 @@
+"""A trained policy: observation in, action out, in the units `step` takes.
+
+A *policy section* is the part of a checkpoint that describes it completely, in tensors and plain
+values (`MLP` is `ctrl_rl.networks.MLP`):
+
+    {"format": 1, "kind": "gaussian_mlp" | "categorical_mlp", "spec": EnvSpec as JSON,
+     "group": "actor", "hidden": [128, 128], "activation": "elu",
+     "normalizer": {"mean", "var", "count", "clip", "epsilon"} | None, "bound": "clip" | "none",
+     "weights": {"layers.0.weight": ...}, "log_std": tensor (gaussian only)}
+
+The observation statistics travel with the weights: a section without the key is refused, so that
+a policy is never run on unscaled input by accident; `None` says that it was trained without.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ctrl_rl.env import Obs
+from ctrl_rl.networks import MLP
+from ctrl_rl.normalize import Normalizer
+from ctrl_rl.runs import find_checkpoint, load_checkpoint
+from ctrl_rl.spec import Discrete, EnvSpec
+
+FORMAT = 1
+"""Version of the policy section; another one is refused."""
+
+KINDS = ("gaussian_mlp", "categorical_mlp")
+
+_KEYS = (
+    "format",
+    "kind",
+    "spec",
+    "group",
+    "hidden",
+    "activation",
+    "normalizer",
+    "bound",
+    "weights",
+)
+
+
+class PolicyModule(nn.Module):
+    """Normaliser, network and bound in one graph: obs (N, d) float32 -> action, what is exported.
+
+    The action is (N, A) float32 within the spec's bounds, or (N,) int64 for `Discrete`.
+    """
+
+    def __init__(self, section: dict, spec: EnvSpec) -> None:
+        super().__init__()
+        self.discrete = isinstance(spec.action, Discrete)
+        width = spec.obs_size(section["group"])
+        saved = section["normalizer"]
+        self.normalizer = None
+        if saved is not None:
+            self.normalizer = Normalizer(width, saved["clip"], saved["epsilon"])
+            self.normalizer.load_state_dict({k: saved[k] for k in ("mean", "var", "count")})
+        self.net = MLP((width, *section["hidden"], spec.action_size), section["activation"])
+        self.net.load_state_dict(section["weights"])
+        self.bounds = False
+        if section["bound"] == "clip" and not self.discrete:
+            low = torch.tensor([dim.low for dim in spec.action], dtype=torch.float32)
+            high = torch.tensor([dim.high for dim in spec.action], dtype=torch.float32)
+            self.bounds = bool((low.isfinite() | high.isfinite()).any())
+            self.register_buffer("low", low)
+            self.register_buffer("high", high)
+
+    def head(self, obs: Tensor) -> Tensor:
+        """The network's output: mean before the bound (N, A), or logits (N, n)."""
+        return self.net(obs if self.normalizer is None else self.normalizer(obs))
+
+    def bound(self, action: Tensor) -> Tensor:
+        """Clip to the spec's bounds, if the policy was trained so."""
+        return torch.clamp(action, self.low, self.high) if self.bounds else action
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """The deterministic action."""
+        out = self.head(obs)
+        return out.argmax(-1) if self.discrete else self.bound(out)
+
+
+class Policy:
+    """A policy built from its section; see the module's docstring.
+
+    Attributes:
+        spec: the environment it was trained on.
+        group: the observation group it reads.
+        module: `PolicyModule`, the very thing that is exported.
+    """
+
+    def __init__(self, section: dict, device: str | torch.device = "cpu") -> None:
+        missing = [key for key in _KEYS if key not in section]
+        if missing:
+            what = "observation statistics" if missing == ["normalizer"] else ", ".join(missing)
+            raise ValueError(f"the policy section lacks {what}")
+        if section["format"] != FORMAT:
+            raise ValueError(
+                f"policy format {section['format']} is not the {FORMAT} this version reads"
+            )
+        if section["kind"] not in KINDS:
+            raise ValueError(f"unknown kind of policy {section['kind']!r}; known: {KINDS}")
+        self._section = section
+        self.spec = EnvSpec.from_json(section["spec"])
+        self.group = section["group"]
+        discrete = isinstance(self.spec.action, Discrete)
+        if discrete != (section["kind"] == "categorical_mlp"):
+            raise ValueError(f"a {section['kind']} policy cannot act in {self.spec.task}")
+        self.device = torch.device(device)
+        try:
+            self.module = PolicyModule(section, self.spec)
+        except RuntimeError as error:
+            raise ValueError(f"weights or statistics do not fit: {_one_line(error)}") from None
+        self.module.to(self.device).eval().requires_grad_(False)
+        self._log_std = None if discrete else section["log_std"].to(self.device)
+
+    @classmethod
+    def from_section(cls, section: dict, device: str | torch.device = "cpu") -> "Policy":
+        """Build a policy. Raises ValueError if something is missing or does not fit."""
+        return cls(section, device)
+
+    def section(self) -> dict:
+        """The section this was built from."""
+        return self._section
+
+    @torch.no_grad()
+    def __call__(self, obs: Obs | Tensor) -> Tensor:
+        """The deterministic action for obs (N, d), or for a dict that holds it.
+
+        Raises:
+            ValueError: group or width is not what the policy was trained on.
+        """
+        return self.module(read_group(obs, self.spec, self.group).to(self.device))
+
+    @torch.no_grad()
+    def sample(self, obs: Obs | Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """A random action, as during training."""
+        out = self.module.head(read_group(obs, self.spec, self.group).to(self.device))
+        if self._log_std is None:
+            return torch.multinomial(out.softmax(-1), 1, generator=generator)[:, 0]
+        noise = torch.randn(out.shape, generator=generator, device=out.device)
+        return self.module.bound(out + self._log_std.exp() * noise)
+
+    def reset(self, rows: Tensor | None = None) -> None:
+        """Forget the memory of rows whose episode ended; a feed-forward policy has none."""
+
+
+class OnnxPolicy:
+    """An exported policy run by onnxruntime, with the same calls as `Policy`.
+
+    Args:
+        path: a file written by `ctrl-rl export`.
+
+    Raises:
+        ValueError: not an ONNX file, damaged, or without our card.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        import onnxruntime
+
+        path = Path(path)
+        if not path.is_file():
+            raise ValueError(f"{path} does not exist")
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        options.intra_op_num_threads = 1
+        try:
+            self.session = onnxruntime.InferenceSession(
+                path.read_bytes(), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # onnxruntime raises its own kinds, none of them public
+            raise ValueError(
+                f"{path} is damaged or not an ONNX file: {_one_line(error)}"
+            ) from None
+        text = self.session.get_modelmeta().custom_metadata_map.get("ctrl_rl_card")
+        if text is None:
+            raise ValueError(f"{path} was not exported by ctrl-rl: it has no ctrl_rl_card")
+        self.card, self.spec = read_card(text, path)
+        self.group = "actor"
+        self.device = torch.device("cpu")
+
+    def __call__(self, obs: Obs | Tensor) -> Tensor:
+        """As `Policy.__call__`; the result lies on the CPU."""
+        x = read_group(obs, self.spec, self.group).detach().cpu().float().numpy()
+        return torch.from_numpy(self.session.run(["actions"], {"obs": x})[0])
+
+    def sample(self, obs: Obs | Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """An exported policy has no noise to sample."""
+        raise ValueError("an exported policy is deterministic: it has no noise to sample")
+
+    def reset(self, rows: Tensor | None = None) -> None:
+        """A feed-forward policy has no memory."""
+
+
+def read_card(text: str, path: Path) -> tuple[dict, EnvSpec]:
+    """Card and spec out of an exported file's metadata."""
+    import json
+
+    try:
+        card = json.loads(text)
+        return card, EnvSpec.from_dict(card["spec"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: its card is damaged: {_one_line(error)}") from None
+
+
+def load_policy(path: str | Path, checkpoint: str | None = None) -> Policy | OnnxPolicy:
+    """Load from a run folder, a checkpoint or an exported file.
+
+    Args:
+        path: a run folder, a `.pt` file of one, or `policy.onnx`.
+        checkpoint: of a run folder, "best", "last" or a step number; None for best, or last
+            where no evaluation has been made.
+
+    Raises:
+        ValueError: one line that says which file and why.
+    """
+    path = Path(path)
+    if path.suffix == ".onnx":
+        return OnnxPolicy(path)
+    if path.suffix != ".pt":
+        path = find_checkpoint(path, checkpoint)
+    content = load_checkpoint(path)
+    try:
+        return Policy.from_section(content["policy"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: {_one_line(error)}") from None
+
+
+def read_group(obs: Obs | Tensor, spec: EnvSpec, group: str) -> Tensor:
+    """The tensor (N, d) a policy reads; groups go by name, never by position.
+
+    Raises:
+        ValueError: the group is missing, a group is unknown, or the width is another.
+    """
+    if isinstance(obs, Mapping):
+        unknown = sorted(set(obs) - set(spec.obs))
+        if group not in obs or unknown:
+            raise ValueError(
+                f"{spec.task}: the policy reads {group!r} of groups {sorted(spec.obs)}, "
+                f"the observation has {sorted(obs)}"
+            )
+        obs = obs[group]
+    width = spec.obs_size(group)
+    if obs.ndim != 2 or obs.shape[1] != width:
+        raise ValueError(
+            f"{spec.task}: observation {group!r} must be (N, {width}), not {tuple(obs.shape)}"
+        )
+    return obs
+
+
+def check_fits(policy: Policy | OnnxPolicy, spec: EnvSpec) -> None:
+    """Refuse an environment whose observation or action is not what the policy was trained on.
+
+    Raises:
+        ValueError: the first difference, by term name.
+    """
+    layout = lambda s: [(t.name, t.width, t.labels) for t in s.obs[policy.group]]  # noqa: E731
+    mine, theirs = policy.spec, spec
+    for term, other in zip(layout(mine), layout(theirs), strict=False):
+        if term != other:
+            raise ValueError(
+                f"the policy was trained on {mine.task}, whose observation has {term[0]} "
+                f"({term[1]}) where {theirs.task} has {other[0]} ({other[1]})"
+            )
+    if mine.obs_size(policy.group) != theirs.obs_size(policy.group):
+        raise ValueError(
+            f"the policy was trained on {mine.task} with {mine.obs_size(policy.group)} "
+            f"observation values, {theirs.task} has {theirs.obs_size(policy.group)}"
+        )
+    if mine.action != theirs.action:
+        raise ValueError(f"the policy's action ({mine.task}) is not that of {theirs.task}")
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) < 200 else text[:200] + " ..."

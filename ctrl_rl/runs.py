@@ -1,0 +1,677 @@
+"""One training run: its folder, its log, its checkpoints, and going on where it stopped.
+
+Run folder:
+
+    config.json               everything that was decided, written before training
+    metrics.csv, tensorboard/ one row per logged iteration; x is env steps
+    checkpoints/last.pt       complete: policy, learner, environments, generators
+    checkpoints/best.pt       policy section only, best mean return of an evaluation
+    checkpoints/step-N.pt     policy section only
+    curves.png, video.mp4, evaluation.json, report.html
+
+A checkpoint is written under a temporary name, synced and renamed, so that a kill or a full disk
+leaves the old one. It holds tensors and plain Python values only, so that it is read without
+running any code in it.
+
+Reading order: checkpoint files -> run folder on disk -> `Run`.
+"""
+
+import csv
+import dataclasses
+import json
+import math
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+FORMAT = 1
+"""Version of checkpoints and of config.json; another one is refused."""
+
+MIN_FREE_BYTES = 256 * 2**20
+"""Free disk a run asks for before it starts."""
+
+BEST_KEY = "eval/episode_return"
+"""The figure that decides `best.pt`; higher is better."""
+
+
+# Checkpoint files ---------------------------------------------------------------------------
+
+
+def plain(value, where: str = "checkpoint"):
+    """A copy of `value` made of tensors, dict, list, tuple, str, int, float, bool and None.
+
+    Tensors come back detached, on the CPU, without the rest of a shared storage.
+
+    Raises:
+        TypeError: anything else (a numpy float is no float), naming where it stands.
+    """
+    if type(value) in (str, int, float, bool, type(None)):
+        return value
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+        whole = value.numel() * value.element_size() == value.untyped_storage().nbytes()
+        return value if whole else value.clone()
+    if isinstance(value, Mapping):
+        for key in value:
+            if type(key) not in (str, int):
+                raise TypeError(f"{where}: key {key!r} is neither text nor an integer")
+        return {k: plain(v, f"{where}.{k}") for k, v in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(plain(v, f"{where}.{i}") for i, v in enumerate(value))
+    raise TypeError(f"{where} holds a {type(value).__module__}.{type(value).__qualname__}")
+
+
+def save_checkpoint(path: Path, content: dict) -> None:
+    """Write `content` so that `path` always holds either the old or the whole new file.
+
+    Raises:
+        TypeError: a value that `plain` refuses; nothing is written.
+        OSError: the disk is full or unwritable; the old file stands.
+    """
+    content = plain({"format": FORMAT, **content})
+    with _replacing(path, "wb") as file:
+        torch.save(content, file)
+
+
+def load_checkpoint(path: Path) -> dict:
+    """Read a checkpoint; tensors on the CPU. No code in the file is run.
+
+    Raises:
+        ValueError: no such file, not a checkpoint, damaged, or of another format version.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many kinds for many sorts of damage
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(f"{path} is damaged or not a checkpoint: {reason}") from None
+    if not isinstance(content, dict) or "format" not in content:
+        raise ValueError(f"{path} is not a checkpoint of ctrl-rl")
+    if content["format"] != FORMAT:
+        raise ValueError(
+            f"{path} has checkpoint format {content['format']}, this version reads {FORMAT}"
+        )
+    return content
+
+
+class _replacing:
+    """A file opened under a temporary name that takes its real one when all went well."""
+
+    def __init__(self, path: Path, mode: str = "w") -> None:
+        self.path, self.mode = path, mode
+        self.temporary = path.with_name(path.name + ".tmp")
+
+    def __enter__(self):
+        self.file = open(self.temporary, self.mode)
+        return self.file
+
+    def __exit__(self, kind, error, trace) -> None:
+        try:
+            if kind is None:
+                self.file.flush()
+                os.fsync(self.file.fileno())
+        except OSError:
+            kind = OSError
+            raise
+        finally:
+            self.file.close()
+            if kind is not None:
+                self.temporary.unlink(missing_ok=True)
+        if kind is None:
+            os.replace(self.temporary, self.path)
+            _sync_folder(self.path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename survive a power cut; Windows has no such call."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a text file in one go."""
+    with _replacing(path) as file:
+        file.write(text)
+
+
+# The run folder on disk ---------------------------------------------------------------------
+
+
+def read_config(folder: Path) -> dict:
+    """The run's config.json.
+
+    Raises:
+        ValueError: not a run folder, or one of another format version.
+    """
+    path = Path(folder) / "config.json"
+    if not Path(folder).is_dir():
+        raise ValueError(f"{folder} does not exist")
+    if not path.is_file():
+        raise ValueError(f"{folder} is not a run folder: it has no config.json")
+    try:
+        config = json.loads(path.read_text())
+        found = config["format"]
+    except (json.JSONDecodeError, KeyError, TypeError):
+        raise ValueError(f"{path} is not the configuration of a run") from None
+    if found != FORMAT:
+        raise ValueError(f"{path} has format {found}, this version reads {FORMAT}")
+    return config
+
+
+def find_checkpoint(folder: Path, which: str | None = None) -> Path:
+    """Path of "last", "best" or a step number; None for best, or last where there is none.
+
+    Raises:
+        ValueError: not a run folder, or no such checkpoint, with those there are.
+    """
+    read_config(folder)
+    checkpoints = Path(folder) / "checkpoints"
+    for name in (which,) if which else ("best", "last"):
+        path = checkpoints / (f"step-{name}.pt" if name.isdigit() else f"{name}.pt")
+        if path.is_file():
+            return path
+    names = [path.stem.removeprefix("step-") for path in checkpoints.glob("*.pt")]
+    names.sort(key=lambda name: (name.isdigit(), int(name) if name.isdigit() else 0, name))
+    if not names:
+        raise ValueError(f"{folder} has no checkpoint yet")
+    raise ValueError(f"{folder} has no checkpoint {which!r}; there are {', '.join(names)}")
+
+
+def read_metrics(folder: Path, up_to: float = math.inf) -> list[dict[str, float]]:
+    """Rows of metrics.csv with step <= `up_to`; absent figures are left out of a row.
+
+    A last line that a kill cut in two is skipped.
+    """
+    path = Path(folder) / "metrics.csv"
+    if not path.is_file():
+        return []
+    rows = []
+    text = path.read_text()
+    whole = text[: text.rfind("\n") + 1]
+    for line in csv.DictReader(whole.splitlines()):
+        row = {key: float(value) for key, value in line.items() if key and value}
+        row["step"] = int(row["step"])
+        if row["step"] <= up_to:
+            rows.append(row)
+    return rows
+
+
+def provenance() -> dict:
+    """Versions, commit and hardware, for a result that someone wants to repeat."""
+    versions = {"python": platform.python_version()}
+    for name in ("ctrl-rl", "torch", "numpy", "mujoco", "mujoco-warp", "onnxruntime"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return {"versions": versions, "commit": _commit(), "hardware": _hardware()}
+
+
+def _commit() -> str | None:
+    """Commit of the checkout this package stands in, "+" if it was changed; None elsewhere."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return None
+    git = lambda *words: subprocess.run(  # noqa: E731
+        ("git", "-C", str(root), *words), capture_output=True, text=True, timeout=10
+    ).stdout.strip()
+    try:
+        commit = git("rev-parse", "HEAD")
+        return commit + ("+" if git("status", "--porcelain", "-uno") else "") if commit else None
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def _hardware() -> dict:
+    """Processor, usable cores, memory, accelerator."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    hardware = {"system": platform.platform(), "cpu": platform.processor(), "cores": cores}
+    try:
+        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+        hardware["cpu"] = found.group(1) if found else hardware["cpu"]
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        hardware["memory_gib"] = round(total / 2**30, 1)
+    except (OSError, ValueError):
+        pass
+    if torch.cuda.is_available():
+        hardware["gpu"] = torch.cuda.get_device_name(0)
+    return hardware
+
+
+# Run ----------------------------------------------------------------------------------------
+
+
+class Run:
+    """The log and memory of one training run.
+
+    A trainer calls, in this order: `start`, `restore`, then per iteration `log`, `due`, `save`
+    until `stopping` or its last step, then `finish`.
+
+    Args:
+        folder: the run folder; None keeps the log in memory and writes nothing.
+        eval_every: env steps between evaluations; None for a tenth of the run, 0 for the end only.
+        checkpoint_every: env steps between checkpoints; None and 0 as above. An evaluation is
+            always followed by a checkpoint.
+        stop_after: leave with a checkpoint at the first iteration that reaches this env step.
+        resume: go on in a folder that holds a run.
+        console: show progress.
+        settings: what else decided the run (flags of the command line), kept in config.json.
+
+    Raises:
+        ValueError: the folder holds something, is no run (with `resume`), cannot be written, or
+            its disk is too full.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path | None = None,
+        *,
+        eval_every: int | None = None,
+        checkpoint_every: int | None = None,
+        stop_after: int | None = None,
+        resume: bool = False,
+        console: bool = True,
+        settings: dict | None = None,
+    ) -> None:
+        self.folder = None if folder is None else Path(folder)
+        self.rows: list[dict[str, float]] = []
+        self.metrics: dict[str, str] = {}
+        self.total_steps = 0
+        self.settings = settings or {}
+        self._every = {"eval": eval_every, "checkpoint": checkpoint_every}
+        self._last_due = {"eval": 0, "checkpoint": 0}
+        self._evaluated_at = -1
+        self._stop_after = stop_after
+        self._interrupted = False
+        self._handlers: dict = {}
+        self._columns: list[str] = []
+        self._csv = self._tensorboard = self._checkpoint = None
+        self._best = -math.inf
+        self._resume = resume
+        self._console = _Console() if console and folder is not None else None
+        if self.folder is not None:
+            _claim(self.folder, resume)
+            last = self.folder / "checkpoints" / "last.pt"
+            if resume and last.is_file():
+                self._checkpoint = load_checkpoint(last)
+
+    def start(self, metrics: dict[str, str], config, env, algo: str) -> None:
+        """Declare what will be logged and write config.json.
+
+        Args:
+            metrics: key -> explanation; a part in angle brackets stands for any name, as in
+                "reward/<term>".
+            config: the algorithm's frozen dataclass; `total_steps` gives the length.
+            env: the training environment.
+            algo: name of the algorithm.
+
+        Raises:
+            ValueError: a resumed run was made by another algorithm, task, size or configuration.
+        """
+        self.metrics = dict(metrics)
+        self._patterns = [
+            re.compile(re.sub(r"<\w+>", "[^/]+", re.sub(r"([.+*?^$()])", r"\\\1", k)))
+            for k in metrics
+        ]
+        self.total_steps = config.total_steps
+        for kind, every in self._every.items():
+            self._every[kind] = max(self.total_steps // 10, 1) if every is None else every
+        if self.folder is None:
+            return
+        # Through JSON once, so that what is compared is what a later resume will read.
+        record = json.loads(json.dumps(self._record(config, env, algo)))
+        if self._resume:
+            self._check_same(record, read_config(self.folder))
+        write_text(self.folder / "config.json", json.dumps(record, indent=1) + "\n")
+        (self.folder / "checkpoints").mkdir(exist_ok=True)
+        self._open_logs(self._checkpoint["step"] if self._checkpoint else 0)
+        self._catch_signals()
+        if self._console:
+            self._console.start(self.total_steps, self._checkpoint["step"] if self._checkpoint else 0)
+
+    def restore(self) -> dict | None:
+        """What `save` was given last, as {"step", "policy", "learner", "env"}; None at step 0."""
+        content, self._checkpoint = self._checkpoint, None
+        if content is None:
+            return None
+        torch.set_rng_state(content["rng"])
+        self._best = content["best"]
+        self._last_due = dict.fromkeys(self._last_due, content["step"])
+        return {key: content[key] for key in ("step", "policy", "learner", "env")}
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """Add figures at an env step; a second call at the same step adds to the row.
+
+        Raises:
+            KeyError: a key that was not declared.
+        """
+        for key in metrics:
+            if not any(p.fullmatch(key) for p in self._patterns):
+                raise KeyError(f"metric {key!r} was not declared; see `Run.start`")
+        figures = {key: float(value) for key, value in metrics.items()}
+        if self.rows and self.rows[-1]["step"] == step:
+            self.rows[-1].update(figures)
+        else:
+            self._flush_row()
+            self.rows.append({"step": step, **figures})
+        if self._tensorboard is not None:
+            for key, value in figures.items():
+                self._tensorboard.add_scalar(key, value, step)
+        if self._console:
+            self._console.show(step, self.rows[-1])
+
+    def due(self, kind: str, step: int) -> bool:
+        """Whether it is time for "eval" or "checkpoint"; ask once per iteration, eval first.
+
+        True when `step` reached the next multiple of the interval, and at the end of the run,
+        whatever the number of environments. A stop on demand makes a checkpoint due, not an
+        evaluation, so that a resumed run evaluates where an uninterrupted one does.
+        """
+        every, last = self._every[kind], self._last_due[kind]
+        due = step >= self.total_steps or bool(every and step // every > last // every)
+        self._last_due[kind] = step
+        if kind == "eval" and due:
+            self._evaluated_at = step
+        if kind == "checkpoint":
+            due = due or self._evaluated_at == step or self.stopping(step)
+        return due
+
+    def stopping(self, step: int) -> bool:
+        """Whether to leave after this iteration: `stop_after` reached, or Ctrl-C."""
+        return self._interrupted or (self._stop_after is not None and step >= self._stop_after)
+
+    def save(self, step: int, policy: dict, learner: dict, env: dict) -> None:
+        """Write last.pt and step-N.pt, and best.pt if the evaluation at this step was the best.
+
+        Args:
+            step: env steps so far.
+            policy: a policy section, see `ctrl_rl.policy`.
+            learner: the learner's `state_dict()`.
+            env: the environment's `state_dict()`.
+
+        Raises:
+            ValueError: a weight is not finite, or the disk failed; the last checkpoint stands.
+        """
+        if self.folder is None:
+            return
+        for name, value in policy["weights"].items():
+            if not torch.isfinite(value).all():
+                raise ValueError(
+                    f"policy weight {name} is not finite at step {step:,}; "
+                    f"{self.folder}/checkpoints/last.pt holds the last good step"
+                )
+        self._flush_row()
+        score = self.rows[-1].get(BEST_KEY) if self.rows and self.rows[-1]["step"] == step else None
+        better = score is not None and score > self._best
+        if better:
+            self._best = score
+        checkpoints = self.folder / "checkpoints"
+        section = {"step": step, "policy": policy}
+        whole = {
+            **section,
+            "learner": learner,
+            "env": env,
+            "rng": torch.get_rng_state(),
+            "best": self._best,
+            "config": (self.folder / "config.json").read_text(),
+        }
+        try:
+            save_checkpoint(checkpoints / f"step-{step}.pt", section)
+            if better:
+                save_checkpoint(checkpoints / "best.pt", section)
+            save_checkpoint(checkpoints / "last.pt", whole)
+        except OSError as error:
+            raise ValueError(
+                f"cannot write a checkpoint: {error.strerror or error}; the one before stands. "
+                f"Make room, then: ctrl-rl train --resume {self.folder}"
+            ) from error
+
+    def finish(self) -> None:
+        """Close the log, draw curves.png and say where everything lies."""
+        step = self.rows[-1]["step"] if self.rows else 0
+        self.close()
+        if self.folder is None:
+            return
+        from ctrl_rl import curves
+
+        curves.draw_run(self.folder)
+        if self._console:
+            if step >= self.total_steps:
+                self._console.say(f"finished: {step:,} env steps, {self.folder}")
+            else:
+                self._console.say(
+                    f"stopped at {step:,} of {self.total_steps:,} env steps; "
+                    f"go on with: ctrl-rl train --resume {self.folder}"
+                )
+
+    def close(self) -> None:
+        """Flush and give the signal handlers back; safe to call twice."""
+        self._flush_row()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers = {}
+        if self._csv is not None:
+            self._csv.close()
+            self._csv = None
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+            self._tensorboard = None
+        if self._console:
+            self._console.stop()
+
+    # Inside -----------------------------------------------------------------------------------
+
+    def _record(self, config, env, algo: str) -> dict:
+        """What config.json holds."""
+        spec = env.spec
+        return {
+            "format": FORMAT,
+            "task": spec.task,
+            "algo": algo,
+            "run": {
+                "num_envs": spec.num_envs,
+                "seed": getattr(env, "seed", None),
+                "backend": getattr(env, "backend", None),
+                "device": str(env.device),
+                "torch_threads": torch.get_num_threads(),
+                "eval_every": self._every["eval"],
+                "checkpoint_every": self._every["checkpoint"],
+                **self.settings,
+            },
+            "algo_config": dataclasses.asdict(config),
+            "task_config": dataclasses.asdict(env.config) if hasattr(env, "config") else {},
+            "metrics": self.metrics,
+            "spec": json.loads(spec.to_json()),
+            **provenance(),
+        }
+
+    def _check_same(self, new: dict, old: dict) -> None:
+        """A resumed run may be longer; nothing else that decides it may differ."""
+        free = {"total_steps", "threads", "checkpoint_every"}
+        for part in ("task", "algo", "spec", "algo_config", "task_config", "run"):
+            if not isinstance(old[part], dict):
+                pairs = [(part, old[part], new[part])]
+            else:
+                keys = dict.fromkeys((*old[part], *new[part]))
+                pairs = [(k, old[part].get(k), new[part].get(k)) for k in keys if k not in free]
+            for key, before, now in pairs:
+                if before != now:
+                    raise ValueError(
+                        f"{self.folder} was started with another {key}"
+                        + (f" ({before!r}, now {now!r})" if not isinstance(now, (dict, list)) else "")
+                        + "; start a new run with --init-from to go on from its weights"
+                    )
+
+    def _open_logs(self, step: int) -> None:
+        """Open metrics.csv and TensorBoard, both cut back to the checkpoint's step."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.rows = read_metrics(self.folder, up_to=step if self._resume else -1)
+        self._columns = list(dict.fromkeys(("step", *(k for row in self.rows for k in row))))
+        self._rewrite_csv()
+        # Event files cannot be cut, so they are written anew from the rows.
+        shutil.rmtree(self.folder / "tensorboard", ignore_errors=True)
+        self._tensorboard = SummaryWriter(str(self.folder / "tensorboard"))
+        for row in self.rows:
+            for key, value in row.items():
+                if key != "step":
+                    self._tensorboard.add_scalar(key, value, row["step"])
+        self._written = len(self.rows)
+
+    def _rewrite_csv(self) -> None:
+        """All rows under the present columns, then open for appending."""
+        if self._csv is not None:
+            self._csv.close()
+        path = self.folder / "metrics.csv"
+        with _replacing(path) as file:
+            writer = csv.DictWriter(file, self._columns, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(self.rows)
+        self._csv = open(path, "a")
+
+    def _flush_row(self) -> None:
+        """Write the newest row; a new key makes a new column, which rewrites the small file."""
+        if self._csv is None or len(self.rows) == self._written:
+            return
+        row = self.rows[-1]
+        new = [key for key in row if key not in self._columns]
+        if new:
+            self._columns += new
+            self._rewrite_csv()
+        else:
+            csv.DictWriter(self._csv, self._columns, lineterminator="\n").writerow(row)
+            self._csv.flush()
+        self._written = len(self.rows)
+
+    def _catch_signals(self) -> None:
+        """First Ctrl-C or SIGTERM finishes the iteration; the second one aborts."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+
+        def handle(number, frame):
+            if self._interrupted:
+                raise KeyboardInterrupt
+            self._interrupted = True
+            if self._console:
+                self._console.say("stopping after this iteration; press Ctrl-C again to abort")
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._handlers[number] = signal.signal(number, handle)
+
+
+def _claim(folder: Path, resume: bool) -> None:
+    """Refuse a folder that cannot take the run, before anything is computed."""
+    if resume:
+        read_config(folder)
+    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(
+            f"{folder} exists and is not empty; choose another --run-dir, or go on in it with "
+            f"--resume {folder}"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _replacing(folder / ".writable") as file:
+            file.write("x")
+        (folder / ".writable").unlink()
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise ValueError(f"cannot write to {folder}: {error.strerror or error}") from None
+    if free < MIN_FREE_BYTES:
+        raise ValueError(
+            f"only {free / 2**20:.0f} MiB free for {folder}; a run needs {MIN_FREE_BYTES >> 20} MiB"
+        )
+
+
+class _Console:
+    """A progress bar on a terminal, otherwise a plain line every few seconds."""
+
+    PLAIN_EVERY = 5.0  # [s]
+    SHOWN = (  # key, label, format
+        ("eval/episode_return", "eval return", ".2f"),
+        ("rollout/episode_return", "return", ".2f"),
+        ("rollout/episode_length", "length", ".0f"),
+        ("policy/kl", "kl", ".4f"),
+    )
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        self.console = Console()
+        self.bar = None
+
+    def start(self, total: int, step: int) -> None:
+        """Begin to count at `step`."""
+        self.total, self.first, self.began = total, step, time.monotonic()
+        self.shown_at, self.seen = -math.inf, {}
+        if self.console.is_terminal:
+            from rich.progress import (
+                BarColumn,
+                MofNCompleteColumn,
+                Progress,
+                TextColumn,
+                TimeElapsedColumn,
+                TimeRemainingColumn,
+            )
+
+            self.bar = Progress(
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[rate]}"),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(compact=True),
+                TextColumn("{task.fields[figures]}"),
+                console=self.console,
+                auto_refresh=False,
+            )
+            self.task = self.bar.add_task("train", total=total, completed=step, rate="", figures="")
+            self.bar.start()
+
+    def show(self, step: int, row: dict[str, float]) -> None:
+        """The state of training, at most twice a second (bar) or every few seconds (lines)."""
+        self.seen.update(row)
+        now = time.monotonic()
+        if now - self.shown_at < (0.5 if self.bar else self.PLAIN_EVERY) and step < self.total:
+            return
+        self.shown_at = now
+        rate = (step - self.first) / max(now - self.began, 1e-9)
+        figures = "  ".join(
+            f"{label} {self.seen[key]:{form}}" for key, label, form in self.SHOWN if key in self.seen
+        )
+        if self.bar:
+            self.bar.update(self.task, completed=step, rate=f"{rate:,.0f}/s", figures=figures)
+            self.bar.refresh()
+        else:
+            left = (self.total - step) / max(rate, 1e-9)
+            self.say(
+                f"{step:>12,} / {self.total:,}  {rate:,.0f} steps/s  "
+                f"left {max(left, 0) // 60:.0f}:{max(left, 0) % 60:02.0f}  {figures}"
+            )
+
+    def say(self, line: str) -> None:
+        """One line, above the bar."""
+        if self.bar:
+            self.console.print(line, highlight=False, markup=False)
+        else:
+            print(line, flush=True)
+
+    def stop(self) -> None:
+        """Leave the terminal as it was."""
+        if self.bar:
+            self.bar.stop()
+            self.bar = None

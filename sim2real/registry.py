@@ -1,0 +1,3 @@
+"""Commands of this package: name -> "module:function"."""
+
+COMMANDS: dict[str, str] = {}
