@@ -1,0 +1,525 @@
+"""Proximal policy optimisation, one file.
+
+Paper: Schulman et al., "Proximal policy optimization algorithms", 2017, arXiv:1707.06347.
+
+    r_t       = pi(a_t | s_t) / pi_old(a_t | s_t)
+    L_policy  = -mean min(r_t A_t, clip(r_t, 1 - clip_range, 1 + clip_range) A_t)      (eq. 7)
+    L_value   = mean (V(s_t) - value_target_t)^2,   value_target = A + V_old           (eq. 9)
+    L         = L_policy + value_coef L_value - entropy_coef H(pi)
+    A         = generalised advantage estimate, see `ctrl_rl.returns.gae`
+
+Deviations from the paper, each with its reason:
+
+1. A time limit is no failure: the value of the true next observation stands in for what follows,
+   and the advantage is cut there. An environment fault counts as a time limit.
+2. Observations are normalised with running statistics that advance once per iteration, after the
+   update, so that r_t is 1 before the first step.
+3. Advantages are normalised over the whole iteration: a minibatch may hold a single sample.
+4. With bounded actions the policy is a clipped normal whose tails are point masses at the bounds:
+   the number stored is the number sent, and r_t is the ratio of its own probabilities.
+5. Actor and critic share no layer. The critic reads the group "critic" where there is one.
+6. With `target_kl` the learning rate follows the KL divergence measured on each minibatch:
+   divided by 1.5 above twice the target, multiplied by 1.5 below half of it.
+
+Tensors: roll-out (T, N, ...), time first; minibatch (B, ...). `docs/algorithms/ppo.md` explains
+every logged key.
+
+Reading order: `METRICS` -> `PPOConfig` -> losses -> `Networks` -> `Rollout` -> `PPO` -> `train`.
+"""
+
+import math
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ctrl_rl import distributions
+from ctrl_rl.compiled import Diverged, MinibatchStep
+from ctrl_rl.env import Obs, VecEnv
+from ctrl_rl.networks import ACTIVATIONS, MLP
+from ctrl_rl.normalize import Normalizer
+from ctrl_rl.returns import gae
+from ctrl_rl.spec import Discrete, EnvSpec
+
+METRICS: dict[str, str] = {
+    "loss/policy": "clipped objective L_policy, mean over the minibatches of the iteration",
+    "loss/value": "mean squared error of the critic [reward^2]",
+    "loss/grad_norm": "norm of the gradient before clipping",
+    "loss/learning_rate": "step size after the iteration",
+    "policy/kl": "mean of r - 1 - log r, an estimate of KL(old || new) [nat]",
+    "policy/clip_fraction": "share of samples with r outside the clip range",
+    "policy/entropy": "mean entropy of the policy; of the normal beneath, if clipped [nat]",
+    "policy/std": "mean standard deviation of a continuous action [action units]",
+    "value/explained_variance": "1 - var(target - V) / var(target): 1 perfect, 0 useless",
+    "rollout/episode_return": "mean return of the episodes that ended in the iteration",
+    "rollout/episode_length": "mean length of the same episodes [steps]",
+    "rollout/terminated": "share of the same episodes that ended by termination",
+    "rollout/faults": "worlds that left the numbers and were reset",
+    "reward/<term>": "mean of a weighted reward term per step",
+    "task/<metric>": "mean of a figure of the task per step",
+    "eval/<metric>": "figure of an evaluation",
+    "time/env_steps_per_s": "env steps per second of the iteration, evaluation left out",
+    "time/collect_s": "roll-out [s]",
+    "time/update_s": "update [s]",
+}
+"""Every key that is logged; an unknown key is an error."""
+
+KL_FACTOR = 1.5
+"""Step of the adaptive learning rate."""
+LEARNING_RATE_RANGE = (1e-5, 1e-2)
+"""Bounds of the adaptive learning rate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOConfig:
+    """Settings of PPO; a task's `presets` hold the values that suit it."""
+
+    total_steps: int = 1_000_000
+    """Length of training [env steps]."""
+    seed: int = 0
+    """Decides initial weights, action noise and the order of samples."""
+    num_steps: int = 64
+    """Steps T per environment and iteration."""
+    num_epochs: int = 5
+    """Passes over an iteration's samples."""
+    num_minibatches: int = 4
+    """Minibatches per pass; must divide T times the number of environments."""
+    learning_rate: float = 1e-3
+    """Adam's step size; the initial one with `target_kl`."""
+    target_kl: float | None = 0.01
+    """KL divergence per minibatch that the learning rate is adapted to [nat]; None keeps it."""
+    gamma: float = 0.99
+    """Discount per step."""
+    gae_lambda: float = 0.95
+    """Bias (0) against variance (1) of the advantage."""
+    clip_range: float = 0.2
+    """How far the probability ratio pays to move from 1."""
+    value_coef: float = 1.0
+    """Weight of the value loss."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    max_grad_norm: float = 1.0
+    """Larger gradients are scaled down to this norm."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Widths of the hidden layers of actor and critic."""
+    activation: str = "elu"
+    """"elu", "relu" or "tanh"."""
+    initial_std: float = 1.0
+    """Standard deviation of a continuous action at the start [action units]."""
+    normalize_obs: bool = True
+    """Normalise observations by running statistics."""
+
+    def __post_init__(self) -> None:
+        for name in ("total_steps", "num_steps", "num_epochs", "num_minibatches"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("learning_rate", "clip_range", "max_grad_norm", "initial_std"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+        for name in ("gamma", "gae_lambda"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in 0..1, not {getattr(self, name)}")
+        for name in ("value_coef", "entropy_coef"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
+        if self.target_kl is not None and not 0 < self.target_kl < math.inf:
+            raise ValueError(f"target_kl must be positive or None, not {self.target_kl}")
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}")
+        if not self.hidden or min(self.hidden) < 1:
+            raise ValueError(f"hidden must hold positive widths, not {self.hidden}")
+
+
+# Losses -------------------------------------------------------------------------------------
+
+
+def clipped_objective(ratio: Tensor, advantage: Tensor, clip_range: float) -> Tensor:
+    """L_policy from r (B,) and A (B,); a scalar to be minimised."""
+    clipped = ratio.clamp(1 - clip_range, 1 + clip_range)
+    return -torch.minimum(ratio * advantage, clipped * advantage).mean()
+
+
+def kl_estimate(log_ratio: Tensor) -> Tensor:
+    """KL(old || new) from log r (B,) of actions drawn from old: mean of r - 1 - log r >= 0.
+
+    J. Schulman, "Approximating KL divergence", 2020: unbiased, and of lower variance than -log r.
+    """
+    return (log_ratio.expm1() - log_ratio).mean()
+
+
+def ppo_loss(networks: "Networks", batch: tuple[Tensor, ...], config: PPOConfig):
+    """L of a minibatch.
+
+    Args:
+        networks: actor and critic.
+        batch: normalised actor observation (B, d), critic observation (B, e), action (B, A) or
+            (B,), old_log_prob, advantage, value_target (B,).
+        config: coefficients.
+
+    Returns:
+        L, and (L_policy, L_value, KL, clip fraction, entropy) as one tensor (5,).
+    """
+    actor_obs, critic_obs, action, old_log_prob, advantage, value_target = batch
+    distribution = networks.distribution(networks.actor(actor_obs))
+    log_ratio = distribution.log_prob(action) - old_log_prob
+    ratio = log_ratio.exp()
+    entropy = distribution.entropy().mean()
+    policy_loss = clipped_objective(ratio, advantage, config.clip_range)
+    value_loss = (networks.critic(critic_obs)[:, 0] - value_target).square().mean()
+    loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
+    with torch.no_grad():
+        clip_fraction = ((ratio - 1).abs() > config.clip_range).float().mean()
+        stats = (policy_loss, value_loss, kl_estimate(log_ratio), clip_fraction, entropy)
+        return loss, torch.stack(stats)
+
+
+def adapt_learning_rate(learning_rate: Tensor, kl: Tensor, target_kl: float) -> None:
+    """Write the next learning rate in place: smaller if the policy moves too fast."""
+    if kl > 2 * target_kl:
+        learning_rate /= KL_FACTOR
+    elif kl < target_kl / 2:
+        learning_rate *= KL_FACTOR
+    learning_rate.clamp_(*LEARNING_RATE_RANGE)
+
+
+# Networks and roll-out ----------------------------------------------------------------------
+
+
+class Networks(nn.Module):
+    """Actor and critic, which share no layer, and the log standard deviation (A,)."""
+
+    def __init__(self, config: PPOConfig, spec: EnvSpec, generator: torch.Generator) -> None:
+        super().__init__()
+        shape = lambda group, out: (spec.obs_size(group), *config.hidden, out)  # noqa: E731
+        self.actor = MLP(shape("actor", spec.action_size), config.activation, 0.01, generator)
+        self.critic = MLP(shape(spec.critic_group, 1), config.activation, 1.0, generator)
+        self.discrete = isinstance(spec.action, Discrete)
+        self.bounded = False
+        if not isinstance(spec.action, Discrete):
+            log_std = math.log(config.initial_std)
+            self.log_std = nn.Parameter(torch.full((spec.action_size,), log_std))
+            low, high = ([getattr(d, side) for d in spec.action] for side in ("low", "high"))
+            self.bounded = any(map(math.isfinite, low + high))
+            self.register_buffer("low", torch.tensor(low), persistent=False)
+            self.register_buffer("high", torch.tensor(high), persistent=False)
+
+    def distribution(self, head: Tensor):
+        """The policy from the actor's output (..., A): a mean, or logits."""
+        if self.discrete:
+            return distributions.Categorical(head)
+        if self.bounded:
+            return distributions.ClippedGaussian(head, self.log_std, self.low, self.high)
+        return distributions.DiagGaussian(head, self.log_std)
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """T steps of N environments. `next_obs` is kept for the E rows that ended."""
+
+    obs: Obs
+    """group -> (T, N, d), raw"""
+    head: Tensor
+    """(T, N, A) output of the actor"""
+    action: Tensor
+    """(T, N, A), or (T, N) int64"""
+    reward: Tensor
+    """(T, N)"""
+    terminated: Tensor
+    """(T, N) bool"""
+    truncated: Tensor
+    """(T, N) bool"""
+    last_obs: Obs
+    """group -> (N, d), raw: what follows the last step"""
+    ended_next_obs: Obs
+    """group -> (E, d), raw: true successors, in the order of `ended.nonzero()`"""
+    ended_faulty: Tensor
+    """(E,) bool: the row ended by a fault, so that its successor was never seen"""
+
+    @property
+    def ended(self) -> Tensor:
+        """An episode ended at this step; (T, N) bool."""
+        return self.terminated | self.truncated
+
+
+@torch.no_grad()
+def collect(ppo: "PPO", env: VecEnv, num_steps: int) -> tuple[Rollout, dict[str, float]]:
+    """Act for `num_steps` from the environment's current state.
+
+    Returns:
+        The roll-out, and the mean per step of each reward term and task figure.
+    """
+    obs = env.observe()
+    noise = ppo.draw_noise(num_steps)
+    trace, ended_obs, faulty, infos, faults = [], [], [], [], 0
+    for t in range(num_steps):
+        head, action = ppo.act(obs, noise[t])
+        step = env.step(action)
+        trace.append((obs, head, action, step.reward, step.terminated, step.truncated))
+        infos.append({f"reward/{k}": v for k, v in step.info.reward_terms.items()})
+        infos[-1].update({f"task/{k}": v for k, v in step.info.metrics.items()})
+        if step.next_obs is not step.obs:
+            rows = (step.terminated | step.truncated).nonzero()[:, 0]
+            ended_obs.append({g: x[rows] for g, x in step.next_obs.items()})
+            bad = torch.tensor([f.row for f in step.info.faults], dtype=rows.dtype)
+            faulty.append(torch.isin(rows, bad.to(rows.device)))
+            faults += len(bad)
+        obs = step.obs
+    seen, *rest = zip(*trace, strict=True)
+    nothing = {g: x[:0] for g, x in obs.items()}
+    rollout = Rollout(
+        {g: torch.stack([o[g] for o in seen]) for g in obs},
+        *(torch.stack(x) for x in rest),
+        last_obs=obs,
+        ended_next_obs={g: torch.cat([o[g] for o in (nothing, *ended_obs)]) for g in obs},
+        ended_faulty=torch.cat([torch.zeros(0, dtype=torch.bool, device=env.device), *faulty]),
+    )
+    metrics = {k: torch.stack([i[k] for i in infos]).mean().item() for k in infos[0]}
+    return rollout, {**metrics, "rollout/faults": faults}
+
+
+# The learner --------------------------------------------------------------------------------
+
+
+class PPO:
+    """Networks, optimiser, observation statistics and random generator; no environment inside.
+
+    Args:
+        config: settings.
+        spec: the environment's contract.
+        device: torch device of networks and data.
+
+    Raises:
+        ValueError: `num_minibatches` does not divide the samples of an iteration.
+    """
+
+    def __init__(self, config: PPOConfig, spec: EnvSpec, device: torch.device | str) -> None:
+        self.config, self.spec, self.device = config, spec, torch.device(device)
+        samples = config.num_steps * spec.num_envs
+        self.batch_size = samples // config.num_minibatches
+        if samples % config.num_minibatches:
+            raise ValueError(
+                f"num_minibatches {config.num_minibatches} does not divide the {samples} samples "
+                f"of an iteration ({config.num_steps} steps x {spec.num_envs} environments)"
+            )
+        start = torch.Generator().manual_seed(config.seed)
+        self.generator = torch.Generator(self.device).manual_seed(config.seed + 1)
+        self.networks = Networks(config, spec, start).to(self.device)
+        self.groups = ("actor", spec.critic_group)
+        self.normalizers = nn.ModuleDict(
+            {g: Normalizer(spec.obs_size(g)) for g in self.groups if config.normalize_obs}
+        ).to(self.device)
+        self.step = MinibatchStep(
+            self.networks,
+            lambda networks, *batch: ppo_loss(networks, batch, config),
+            config.learning_rate,
+            config.max_grad_norm,
+        )
+        self.unfinished = torch.zeros(2, spec.num_envs, dtype=torch.float64, device=self.device)
+        """Return and length so far of the episodes that the next roll-out continues."""
+
+    def draw_noise(self, num_steps: int) -> Tensor:
+        """Standard normal (T, N, A), what `act` needs for T steps."""
+        shape = (num_steps, self.spec.num_envs, self.spec.action_size)
+        return torch.randn(shape, generator=self.generator, device=self.device)
+
+    @torch.no_grad()
+    def act(self, obs: Obs, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """The actor's output (N, A) and an action drawn from it, in the env's units."""
+        head = self.networks.actor(self._normalize("actor", obs["actor"]))
+        return head, self.networks.distribution(head).sample(noise)
+
+    def update(self, rollout: Rollout) -> dict[str, float]:
+        """Learn from a roll-out, then let the observation statistics take it in.
+
+        Raises:
+            Diverged: loss or gradient is not finite; the weights stay those of the step before.
+        """
+        config = self.config
+        with torch.no_grad():
+            value, next_value = self._values(rollout)
+            advantage = gae(
+                rollout.reward,
+                value,
+                next_value,
+                rollout.terminated,
+                rollout.truncated,
+                config.gamma,
+                config.gae_lambda,
+            )
+            value_target = advantage + value
+            columns = [
+                self._normalize("actor", rollout.obs["actor"]),
+                self._normalize(self.groups[1], rollout.obs[self.groups[1]]),
+                rollout.action,
+                self.networks.distribution(rollout.head).log_prob(rollout.action),
+                _standardized(advantage),
+                value_target,
+            ]
+            columns = [x.flatten(0, 1) for x in columns]
+        stats = []
+        for _ in range(config.num_epochs):
+            order = torch.randperm(len(columns[-1]), generator=self.generator, device=self.device)
+            shuffled = [x[order].split(self.batch_size) for x in columns]
+            for batch in zip(*shuffled, strict=True):
+                stats.append(self.step(*batch))
+                if config.target_kl is not None:
+                    adapt_learning_rate(self.step.learning_rate, stats[-1][2], config.target_kl)
+        self._update_normalizers(rollout)
+        names = ("loss/policy", "loss/value", "policy/kl", "policy/clip_fraction")
+        names += ("policy/entropy", "loss/grad_norm")
+        metrics = dict(zip(names, torch.stack(stats).mean(0).tolist(), strict=True))
+        metrics["loss/learning_rate"] = self.step.learning_rate.item()
+        if not self.networks.discrete:
+            metrics["policy/std"] = self.networks.log_std.exp().mean().item()
+        variance = value_target.var(correction=0)
+        if variance > 0:
+            unexplained = (value_target - value).var(correction=0) / variance
+            metrics["value/explained_variance"] = 1 - unexplained.item()
+        return {**metrics, **self._episodes(rollout)}
+
+    def policy_section(self) -> dict:
+        """The policy alone, as `ctrl_rl.policy.Policy.from_section` reads it."""
+        section = {
+            "format": 1,
+            "kind": "categorical_mlp" if self.networks.discrete else "gaussian_mlp",
+            "spec": self.spec.to_json(),
+            "group": "actor",
+            "hidden": list(self.config.hidden),
+            "activation": self.config.activation,
+            "normalizer": None,
+            "bound": "clip" if self.networks.bounded else "none",
+            "weights": {k: v.clone() for k, v in self.networks.actor.state_dict().items()},
+        }
+        if self.config.normalize_obs:
+            section["normalizer"] = self.normalizers["actor"].section()
+        if not self.networks.discrete:
+            section["log_std"] = self.networks.log_std.detach().clone()
+        return section
+
+    def state_dict(self) -> dict:
+        """Everything that decides the future of training."""
+        return {
+            "networks": self.networks.state_dict(),
+            "optimizer": self.step.optimizer.state_dict(),
+            "normalizers": self.normalizers.state_dict(),
+            "generator": self.generator.get_state(),
+            "unfinished": self.unfinished,
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        """Continue exactly where `state_dict` was taken."""
+        self.networks.load_state_dict(state["networks"])
+        self.step.optimizer.load_state_dict(state["optimizer"])
+        self.normalizers.load_state_dict(state["normalizers"])
+        self.generator.set_state(state["generator"])
+        self.unfinished = state["unfinished"].to(self.device, copy=True)
+
+    def _normalize(self, group: str, obs: Tensor) -> Tensor:
+        return self.normalizers[group](obs) if self.config.normalize_obs else obs
+
+    def _values(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+        """V(obs) and V(next_obs), (T, N) each, from one call of the critic."""
+        group = self.groups[1]
+        parts = (rollout.obs[group].flatten(0, 1), rollout.last_obs[group])
+        obs = torch.cat([*parts, rollout.ended_next_obs[group]])
+        value = self.networks.critic(self._normalize(group, obs))[:, 0]
+        num_steps, num_envs = rollout.reward.shape
+        shifted = value[: (num_steps + 1) * num_envs].view(num_steps + 1, num_envs)
+        next_value = shifted[1:].clone()
+        next_value[rollout.ended] = value[(num_steps + 1) * num_envs :]
+        return shifted[:-1], next_value
+
+    def _update_normalizers(self, rollout: Rollout) -> None:
+        """Every observation of the iteration once; the last one belongs to the next iteration."""
+        for group, normalizer in self.normalizers.items():
+            reached = rollout.ended_next_obs[group][~rollout.ended_faulty]
+            normalizer.update(torch.cat([rollout.obs[group].flatten(0, 1), reached]))
+
+    def _episodes(self, rollout: Rollout) -> dict[str, float]:
+        """Figures of the episodes that ended; remembers those that go on."""
+        ended = rollout.ended
+        per_step = torch.stack([rollout.reward.double(), torch.ones_like(ended).double()])
+        # (2, N, T), so that a row's episodes follow each other; sums since the open episode began.
+        total = (self.unfinished[:, None] + per_step.cumsum(1)).transpose(1, 2)
+        row, t = ended.T.nonzero(as_tuple=True)
+        at_end = total[:, row, t]
+        before = torch.zeros_like(at_end)
+        again = row[1:] == row[:-1]
+        before[:, 1:][:, again] = at_end[:, :-1][:, again]
+        episodes = at_end - before
+        base = torch.zeros_like(self.unfinished)
+        base[:, row] = 0.0
+        last = torch.ones_like(row, dtype=torch.bool)
+        last[:-1] = ~again
+        base[:, row[last]] = at_end[:, last]
+        self.unfinished = total[:, :, -1] - base
+        if not len(row):
+            return {}
+        episode_return, episode_length = episodes.mean(1).tolist()
+        return {
+            "rollout/episode_return": episode_return,
+            "rollout/episode_length": episode_length,
+            "rollout/terminated": rollout.terminated.sum().item() / len(row),
+        }
+
+
+def _standardized(advantage: Tensor) -> Tensor:
+    """Mean 0, deviation 1 over the iteration; all zero when all are equal.
+
+    In float64, where equal numbers have a deviation of 0 and not of a rounding error.
+    """
+    x = advantage.double()
+    x = x - x.mean()
+    return (x / (x.square().mean().sqrt() + 1e-8)).float()
+
+
+def train(config: PPOConfig, env: VecEnv, run=None, evaluate=None):
+    """Train from the environment's current state, or go on where `run` stopped.
+
+    Args:
+        config: settings.
+        env: the training environment.
+        run: where to log and save, a `ctrl_rl.Run`; None keeps the log in memory.
+        evaluate: `evaluate(policy) -> {key: figure}`, called when the run says that it is due.
+
+    Returns:
+        The run; its `rows` hold what was logged.
+
+    Raises:
+        Diverged: the update met a number that is not finite; the last checkpoint stands.
+    """
+    from ctrl_rl.policy import Policy
+    from ctrl_rl.runs import Run
+
+    run = Run() if run is None else run
+    ppo = PPO(config, env.spec, env.device)
+    run.start(METRICS, config, env, "ppo")
+    step = 0
+    if saved := run.restore():
+        step = saved["step"]
+        ppo.load_state_dict(saved["learner"])
+        env.load_state_dict(saved["env"])
+    while step < config.total_steps and not run.stopping(step):
+        began = time.perf_counter()
+        rollout, metrics = collect(ppo, env, config.num_steps)
+        collected = time.perf_counter()
+        step += rollout.reward.numel()
+        try:
+            metrics |= ppo.update(rollout)
+        except Diverged as error:
+            raise Diverged(
+                f"training diverged at step {step}: {error}; the last checkpoint is kept. "
+                "A smaller learning rate or rewards of smaller size may help"
+            ) from None
+        updated = time.perf_counter()
+        metrics["time/collect_s"] = collected - began
+        metrics["time/update_s"] = updated - collected
+        metrics["time/env_steps_per_s"] = rollout.reward.numel() / (updated - began)
+        run.log(step, metrics)
+        if run.due("eval", step) and evaluate is not None:
+            run.log(step, evaluate(Policy.from_section(ppo.policy_section())))
+        if run.due("checkpoint", step):
+            run.save(step, ppo.policy_section(), ppo.state_dict(), env.state_dict())
+    run.finish()
+    return run
