@@ -248,9 +248,11 @@ class TaskEnv:
     def _begin(self, rows: Rows) -> None:
         self.episode[rows] += 1
         self.step_count[rows] = 0
+        self._key[rows] = self._draw_key(rows)
         if getattr(self.config, "staggered_start", False):
             age = self.uniform("stagger", rows, 1, 0, self.spec.max_episode_steps)[:, 0].long()
             self.step_count[rows] = torch.where(self.episode[rows] == 0, age, 0)
+            self._key[rows] = self._draw_key(rows)
         self.sim.reset(rows)
         self.begin(rows)
         self.sim.forward(rows)
