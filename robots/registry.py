@@ -3,5 +3,10 @@
 TASKS = {
     "Go1-Velocity-Flat-v0": "robots.tasks.go1_velocity:Go1Velocity",
     "CartPole-SwingUp-v0": "robots.tasks.cartpole_swingup:CartPoleSwingUp",
+    "Hopper-v5": "robots.tasks.gymnasium_bodies:Hopper",
+    "HalfCheetah-v5": "robots.tasks.gymnasium_bodies:HalfCheetah",
+    "Walker2d-v5": "robots.tasks.gymnasium_bodies:Walker2d",
+    "Ant-v5": "robots.tasks.gymnasium_bodies:Ant",
+    "Humanoid-v5": "robots.tasks.gymnasium_bodies:Humanoid",
     "Pendulum-v0": "robots.tasks.pendulum:Pendulum",
 }

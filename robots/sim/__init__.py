@@ -46,9 +46,8 @@ class Sim(Protocol):
     def field(self, name: str) -> Tensor:
         """Derived field (N, ...) by its MjData name; call before the first step that needs it.
 
-        `cfrc_ext` holds the external forces of the last physics step, contacts included (torque,
-        force; about the subtree's centre of mass, world axes), where `make_mujoco_sim` was asked for
-        `contact_forces`.
+        `cfrc_ext` (torque and force on each body in the last physics step, contacts included)
+        exists where `make_mujoco_sim` was asked for `contact_forces`.
         """
         ...
 

@@ -8,10 +8,7 @@ MuJoCo resets a world whose state or acceleration turns bad in silence: its next
 and its status is "no error". Only the warning counters tell, so every `step` compares them.
 """
 
-import collections
-import logging
 import os
-import re
 
 import mujoco
 import numpy as np
@@ -19,7 +16,7 @@ import torch
 from mujoco.batch import Batch
 from torch import Tensor
 
-from robots.sim import Rows
+from robots.sim import Rows, mujoco_warnings
 from robots.sim.contact_batch import ContactBatch
 
 STEP_FIELDS = frozenset(
@@ -41,9 +38,6 @@ REMEDY = {
 }
 """What to do about a warning, where the user can do something."""
 
-warnings: collections.Counter[str] = collections.Counter()
-"""MuJoCo's warnings of this process by kind, that is their text without numbers."""
-
 
 class MujocoSim:
     """N worlds of one `mujoco.MjModel`. Not usable in a process forked after it was made.
@@ -62,7 +56,7 @@ class MujocoSim:
         threads: int = 0,
         contact_forces: bool = False,
     ) -> None:
-        mujoco.set_mju_user_warning(_count_warning)
+        mujoco_warnings.install()
         self.model = model
         self.num_worlds = num_worlds
         self.device = torch.device("cpu")
@@ -221,11 +215,3 @@ def _delay_layout(model: mujoco.MjModel) -> tuple[Tensor, Tensor]:
         slots += range(start + 2 + n, start + 2 + 2 * n)
         actuators += [i] * n
     return torch.tensor(slots, dtype=torch.int64), torch.tensor(actuators, dtype=torch.int64)
-
-
-def _count_warning(message: str) -> None:
-    """MuJoCo's warning handler: say each kind once, instead of a log file in the user's folder."""
-    kind = re.sub(r"[-+]?\d[\d.e+-]*", "#", message)
-    warnings[kind] += 1
-    if warnings[kind] == 1:
-        logging.getLogger(__name__).warning("MuJoCo: %s (said once)", message)

@@ -1,0 +1,46 @@
+"""gymnasium's bodies here equal gymnasium's own environments."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+import ctrl_rl
+
+IDS = ["Hopper-v5", "HalfCheetah-v5", "Walker2d-v5", "Ant-v5", "Humanoid-v5"]
+
+
+@pytest.mark.parametrize("task", IDS)
+def test_parity_over_200_steps_and_through_resets(task):
+    n = 4
+    env = ctrl_rl.make(task, n, seed=3, threads=2)
+    peers = [gymnasium.make(task).unwrapped for _ in range(n)]
+    q, v = env.sim.qpos.numpy(), env.sim.qvel.numpy()
+
+    def start(i):
+        peers[i].reset(seed=0)
+        peers[i].set_state(q[i].copy(), v[i].copy())
+        np.testing.assert_array_equal(env.observe()["actor"][i], peers[i]._get_obs().astype("f4"))
+
+    for i in range(n):
+        start(i)
+    rng = np.random.default_rng(0)
+    low, high = peers[0].action_space.low, peers[0].action_space.high
+    ends = 0
+    for _ in range(200):
+        # some actions beyond the limits: motors clamp them, the control cost does not
+        action = rng.uniform(1.5 * low, 1.5 * high, (n, len(low))).astype("f4")
+        step = env.step(torch.from_numpy(action))
+        reward = torch.stack(tuple(step.info.reward_terms.values())).sum(0)
+        for i, peer in enumerate(peers):
+            obs, peer_reward, terminated, _, _ = peer.step(action[i])
+            np.testing.assert_array_equal(step.next_obs["actor"][i], obs.astype("f4"))
+            assert reward[i].item() == pytest.approx(float(peer_reward), rel=0, abs=1e-6)
+            assert bool(step.terminated[i]) == terminated
+            if terminated:
+                ends += 1
+                start(i)
+            else:
+                np.testing.assert_array_equal(q[i], peer.data.qpos)
+                np.testing.assert_array_equal(v[i], peer.data.qvel)
+    assert ends == 0 if task == "HalfCheetah-v5" else ends > 0 or task == "Ant-v5"
