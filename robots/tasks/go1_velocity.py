@@ -15,17 +15,91 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
+import mujoco
 import torch
 from torch import Tensor
 
 from ctrl_rl.spec import PRIVILEGED, ActionDim, CommandDim, EnvSpec, ObsTerm
 from robots import go1
-from robots.env import TaskEnv
+from robots.env import TaskEnv, nominal_terms
 from robots.sim import Rows, make_mujoco_sim
 
 FOOT_RADIUS = 0.023  # [m]
 CONTACT_HEIGHT = 0.003  # [m], a foot lower than this counts as down
 TRUNK_HALF = (0.16, 0.075, 0.05)  # [m], half sizes of the trunk's box
+STEP_DT = 0.02  # [s], one policy call
+
+ACTOR_TERMS = (
+    ObsTerm(
+        name="base_ang_vel",
+        kind="base_ang_vel_b",
+        size=3,
+        unit="rad/s",
+        frame="b",
+        scale=(0.25,),
+        noise=0.2,
+    ),
+    ObsTerm(name="projected_gravity", kind="projected_gravity_b", size=3, frame="b", noise=0.05),
+    ObsTerm(
+        name="command",
+        kind="command",
+        size=3,
+        frame="b",
+        labels=("lin_vel_x", "lin_vel_y", "ang_vel_z"),
+        scale=(2.0, 2.0, 1.0),
+    ),
+    ObsTerm(
+        name="joint_pos",
+        kind="joint_pos_rel",
+        size=12,
+        unit="rad",
+        frame="joint",
+        labels=go1.JOINTS,
+        noise=0.01,
+    ),
+    ObsTerm(
+        name="joint_vel",
+        kind="joint_vel",
+        size=12,
+        unit="rad/s",
+        frame="joint",
+        labels=go1.JOINTS,
+        scale=(0.05,),
+        noise=1.0,
+    ),
+    ObsTerm(name="prev_action", kind="prev_action", size=12, labels=go1.JOINTS, scale=(0.5,)),
+)
+"""What the robot can measure; noise is the half-width on the raw value."""
+
+PRIVILEGED_TERMS = (
+    ObsTerm(kind=PRIVILEGED, name="base_lin_vel", size=3, unit="m/s", frame="b", scale=(2.0,)),
+    ObsTerm(kind=PRIVILEGED, name="foot_contact", size=4, labels=go1.LEGS),
+    ObsTerm(
+        kind=PRIVILEGED,
+        name="foot_height",
+        size=4,
+        unit="m",
+        frame="w",
+        labels=go1.LEGS,
+        scale=(10.0,),
+    ),
+    ObsTerm(kind=PRIVILEGED, name="base_height", size=1, unit="m", frame="w", scale=(10.0,)),
+    ObsTerm(kind=PRIVILEGED, name="friction", size=1, constant=True),
+    ObsTerm(kind=PRIVILEGED, name="trunk_mass", size=1, unit="kg", constant=True),
+    ObsTerm(
+        kind=PRIVILEGED, name="trunk_com", size=3, unit="m", frame="b", scale=(20.0,), constant=True
+    ),
+    ObsTerm(
+        kind=PRIVILEGED,
+        name="motor_strength",
+        size=12,
+        labels=go1.JOINTS,
+        scale=(5.0,),
+        constant=True,
+    ),
+    ObsTerm(kind=PRIVILEGED, name="action_delay", size=1, unit="s", scale=(50.0,), constant=True),
+)
+"""What only a simulator knows, for the critic."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,99 +208,50 @@ class Go1Velocity(TaskEnv):
         }
     }
 
+    trunk_geoms = ("trunk",)
+    """Geoms that a fall brings to the floor."""
+    foot_geoms = tuple(f"{leg}_foot" for leg in go1.LEGS)
+
+    @classmethod
+    def plain_models(cls) -> dict[str, mujoco.MjModel]:
+        """The single robot that a policy is verified on: training settings, and finer physics."""
+        return {
+            "training": go1.make_model(),
+            "fine": go1.make_model(0.001, "elliptic", iterations=100, all_contacts=True),
+        }
+
     def make_sim(self, backend, device, threads):
         """Training settings of the model."""
-        model = go1.make_model()
-        return make_mujoco_sim(model, self.num_envs, backend, device, threads)
+        return make_mujoco_sim(go1.make_model(), self.num_envs, backend, device, threads)
 
     def make_spec(self) -> EnvSpec:
         """Actor: measurable terms. Critic: the same without noise, and the privileged ones."""
         c = self.config
-        self.robot = go1.make_robot(go1.make_model())
-        actor = (
-            ObsTerm(
-                name="base_ang_vel",
-                kind="base_ang_vel_b",
-                size=3,
-                unit="rad/s",
-                frame="b",
-                scale=(0.25,),
-                noise=0.2,
-            ),
-            ObsTerm(
-                name="projected_gravity",
-                kind="projected_gravity_b",
-                size=3,
-                frame="b",
-                noise=0.05,
-            ),
-            ObsTerm(
-                name="command",
-                kind="command",
-                size=3,
-                frame="b",
-                labels=("lin_vel_x", "lin_vel_y", "ang_vel_z"),
-                scale=(2.0, 2.0, 1.0),
-            ),
-            ObsTerm(
-                name="joint_pos",
-                kind="joint_pos_rel",
-                size=12,
-                unit="rad",
-                frame="joint",
-                labels=go1.JOINTS,
-                noise=0.01,
-            ),
-            ObsTerm(
-                name="joint_vel",
-                kind="joint_vel",
-                size=12,
-                unit="rad/s",
-                frame="joint",
-                labels=go1.JOINTS,
-                scale=(0.05,),
-                noise=1.0,
-            ),
-            ObsTerm(
-                name="prev_action", kind="prev_action", size=12, labels=go1.JOINTS, scale=(0.5,)
-            ),
-            ObsTerm(
-                name="phase", kind="phase", size=2, labels=("sin", "cos"), rate_hz=c.gait_rate_hz
-            ),
+        self.robot = go1.make_robot(self.sim.model)
+        phase = ObsTerm(
+            name="phase", kind="phase", size=2, labels=("sin", "cos"), rate_hz=c.gait_rate_hz
         )
-        clean = tuple(dataclasses.replace(t, noise=0.0) for t in actor)
-        privileged = tuple(
-            ObsTerm(name=name, kind=PRIVILEGED, size=size, unit=unit, scale=(scale,), constant=fixed)
-            for name, size, unit, scale, fixed in (
-                ("base_lin_vel", 3, "m/s", 2.0, False),
-                ("foot_contact", 4, "-", 1.0, False),
-                ("foot_height", 4, "m", 10.0, False),
-                ("base_height", 1, "m", 10.0, False),
-                ("friction", 1, "-", 1.0, True),
-                ("trunk_mass", 1, "kg", 1.0, True),
-                ("trunk_com", 3, "m", 20.0, True),
-                ("motor_strength", 12, "-", 5.0, True),
-                ("action_delay", 1, "s", 50.0, True),
-            )
-        )
+        actor = (*ACTOR_TERMS, phase)
+        clean = nominal_terms(actor)
+        command = {
+            "lin_vel_x": ("m/s", c.command_lin_vel_x),
+            "lin_vel_y": ("m/s", c.command_lin_vel_y),
+            "ang_vel_z": ("rad/s", c.command_ang_vel_z),
+        }
         return EnvSpec(
             task=self.id,
             num_envs=self.num_envs,
-            obs={
-                "actor": actor if c.noise else clean,
-                "critic": clean + privileged,
-            },
+            obs={"actor": actor if c.noise else clean, "critic": clean + PRIVILEGED_TERMS},
             action=tuple(
                 ActionDim(name=j.name, scale=c.action_scale, offset=j.default_pos)
                 for j in self.robot.joints
             ),
             physics_dt=self.sim.physics_dt,
-            step_dt=0.02,
-            max_episode_steps=round(c.episode_length_s / 0.02),
-            command=(
-                CommandDim(name="lin_vel_x", unit="m/s", low=c.command_lin_vel_x[0], high=c.command_lin_vel_x[1]),
-                CommandDim(name="lin_vel_y", unit="m/s", low=c.command_lin_vel_y[0], high=c.command_lin_vel_y[1]),
-                CommandDim(name="ang_vel_z", unit="rad/s", low=c.command_ang_vel_z[0], high=c.command_ang_vel_z[1]),
+            step_dt=STEP_DT,
+            max_episode_steps=round(c.episode_length_s / STEP_DT),
+            command=tuple(
+                CommandDim(name=name, unit=unit, low=low, high=high)
+                for name, (unit, (low, high)) in command.items()
             ),
             robot=self.robot,
         )
@@ -294,15 +319,15 @@ class Go1Velocity(TaskEnv):
     def reward_terms(self, action: Tensor) -> dict[str, Tensor]:
         """Weighted terms (N,)."""
         c, w, x = self.config, self.config.rewards, self._state(slice(None))
-        self._now = x
-        command, walks = self.command, self.walks[:, 0]
-        self._lin_error = x["lin_vel_b"][:, :2] - command[:, :2]
-        self._ang_error = x["ang_vel_b"][:, 2] - command[:, 2]
+        walks = self.walks[:, 0]
+        self._lin_error = x["lin_vel_b"][:, :2] - self.command[:, :2]
+        self._ang_error = x["ang_vel_b"][:, 2] - self.command[:, 2]
         sin = self._clock(slice(None))[:, 0]
         # FR and RL swing while sin > 0, FL and RR while sin < 0.
         swing = torch.stack([sin, -sin, -sin, sin], 1).clamp(min=0) * c.swing_height
         gait_error = (x["foot_height"] - swing).abs().mean(1) / (c.swing_height / math.pi)
-        rest = torch.exp(-x["joint_vel"].square().sum(1) / 10.0 - 20.0 * x["foot_height"].clamp(min=0).sum(1))
+        lifted = x["foot_height"].clamp(min=0).sum(1)
+        rest = torch.exp(-x["joint_vel"].square().sum(1) / 10.0 - 20.0 * lifted)
         self._fallen = self._falls(x)
         fallen = torch.stack(tuple(self._fallen.values())).any(0)
         target = self.sim.ctrl - self.default_joint_pos
@@ -353,19 +378,25 @@ class Go1Velocity(TaskEnv):
     def prepare(self) -> None:
         """Memory, and what is randomised once per world: baseline from the model times factor."""
         c, sim, n = self.config, self.sim, self.num_envs
-        new = lambda *shape: torch.zeros(n, *shape, dtype=sim.dtype, device=self.device)  # noqa: E731
+
+        def new(size: int) -> Tensor:
+            return torch.zeros(n, size, dtype=sim.dtype, device=self.device)
+
         self.command = self.remember("command", new(3))
         self.walks = self.remember("walks", new(1))
         self.prev_action = self.remember("prev_action", new(12))
         self.phase_start = self.remember("phase_start", new(1))
         self.next_command = self.remember("next_command", torch.zeros_like(self.episode))
         self.next_push = self.remember("next_push", torch.zeros_like(self.episode))
-        per_joint = lambda f: torch.tensor(  # noqa: E731
-            [f(j) for j in self.robot.joints], dtype=sim.dtype, device=self.device
-        )
-        self.default_joint_pos = per_joint(lambda j: j.default_pos)
-        self.kp, self.kd = per_joint(lambda j: j.kp), per_joint(lambda j: j.kd)
-        self.effort_limit = per_joint(lambda j: j.effort_limit)
+
+        def per_joint(values) -> Tensor:
+            return torch.tensor(list(values), dtype=sim.dtype, device=self.device)
+
+        joints = self.robot.joints
+        self.default_joint_pos = per_joint(j.default_pos for j in joints)
+        self.kp = per_joint(j.kp for j in joints)
+        self.kd = per_joint(j.kd for j in joints)
+        self.effort_limit = per_joint(j.effort_limit for j in joints)
         model = sim.model
         self.foot_sites = [model.site(f"{leg}_foot").id for leg in go1.LEGS]
         self.knee_sites = [model.site(f"{leg}_knee").id for leg in go1.LEGS]
@@ -375,18 +406,19 @@ class Go1Velocity(TaskEnv):
         trunk = model.body("trunk").id
         self.friction = self.world_uniform("friction", 1, *c.friction)
         self.mass_offset = self.world_uniform("trunk_mass", 1, *c.trunk_mass_offset)
-        self.com_offset = self.world_uniform("trunk_com", 3, -c.trunk_com_offset, c.trunk_com_offset)
+        com = c.trunk_com_offset
+        self.com_offset = self.world_uniform("trunk_com", 3, -com, com)
         self.strength = self.world_uniform("motor_strength", 12, *c.motor_strength)
         self.delay = self.world_uniform("action_delay", 1, *c.action_delay_s)
         for name in ("friction", "mass_offset", "com_offset", "strength", "delay"):
             self.remember(name, getattr(self, name))
         sim.expand("geom_friction")[:, feet, 0] = self.friction
-        sim.expand("body_mass")[:, trunk] = sim.model_field("body_mass")[trunk] + self.mass_offset[:, 0]
+        mass = sim.model_field("body_mass")[trunk]
+        sim.expand("body_mass")[:, trunk] = mass + self.mass_offset[:, 0]
         sim.expand("body_ipos")[:, trunk] = sim.model_field("body_ipos")[trunk] + self.com_offset
-        for name, columns in (("actuator_gainprm", 0), ("actuator_biasprm", (1, 2))):
-            field = sim.expand(name)
-            for column in (columns,) if isinstance(columns, int) else columns:
-                field[:, :, column] = sim.model_field(name)[:, column] * self.strength
+        for name, column in (("gainprm", 0), ("biasprm", 1), ("biasprm", 2)):
+            baseline = sim.model_field(f"actuator_{name}")[:, column]
+            sim.expand(f"actuator_{name}")[:, :, column] = baseline * self.strength
         sim.expand("actuator_forcerange")[:] = (
             sim.model_field("actuator_forcerange") * self.strength[:, :, None]
         )
