@@ -23,6 +23,11 @@ from robots.sim import Rows, Sim
 ALL = slice(None)
 
 
+def _without_autograd(method):
+    """No gradient is recorded, and state stays writable after a call under `inference_mode`."""
+    return torch.inference_mode(False)(torch.no_grad()(method))
+
+
 class TaskEnv:
     """Base of the tasks; implements `ctrl_rl.env.VecEnv`.
 
@@ -41,8 +46,8 @@ class TaskEnv:
     Config: type
     """Frozen dataclass; `evaluation()` and `nominal()` give the variants of `ctrl_rl.evaluate`.
 
-    With a field `staggered_start` that is true, first episodes begin at a random step count, so
-    that environments do not all end together.
+    With a field `staggered_start` that is true, the episodes that `reset` begins have a random
+    number of steps behind them already, so that environments do not all end together.
     """
     backends: tuple[str, ...] = ("mujoco", "warp")
     presets: dict[str, dict] = {}
@@ -146,16 +151,18 @@ class TaskEnv:
 
     # The contract ---------------------------------------------------------------------------
 
+    @_without_autograd
     def reset(self) -> Obs:
         """Begin a new episode in every row."""
-        self._begin(ALL)
+        self._begin(ALL, staggered=getattr(self.config, "staggered_start", False))
         self._obs = self._make_obs(ALL)
         return self.observe()
 
     def observe(self) -> Obs:
-        """The current observation; reading it changes nothing."""
-        return dict(self._obs)
+        """The current observation, a copy; reading it changes nothing."""
+        return {g: value.clone() for g, value in self._obs.items()}
 
+    @_without_autograd
     def step(self, action: Tensor) -> Step:
         """See `ctrl_rl.env.VecEnv.step`. Raises ValueError on a wrong shape or dtype."""
         action, bad_action = self._check_action(action)
@@ -164,13 +171,13 @@ class TaskEnv:
         self.step_count += 1
         self._key = self._draw_key(ALL)
 
-        terms = self.reward_terms(action)
+        terms = _snapshot(self.reward_terms(action))
         reward = torch.stack(tuple(terms.values())).sum(0).float()
         causes = self.terminations()
         terminated = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
         for flag in causes.values():
             terminated |= flag
-        metrics = self.metrics()
+        metrics = _snapshot(self.metrics())
         self.advance(action)
         next_obs = self._make_obs(ALL)
 
@@ -193,27 +200,41 @@ class TaskEnv:
             obs = {g: value.clone() for g, value in next_obs.items()}
             for group, value in self._make_obs(rows).items():
                 obs[group][rows] = value
-        self._obs = obs
+        self._obs = {g: value.clone() for g, value in obs.items()}
         info = Info(reward_terms=terms, metrics=metrics, faults=faults)
-        return Step(dict(obs), reward, terminated, truncated, next_obs, info)
+        return Step(obs, reward, terminated, truncated, next_obs, info)
 
     def state_dict(self) -> dict:
         """Everything that decides the future."""
         return {
+            "task": self.id,
+            "seed": self.seed,
+            "first_index": int(self.index[0]),
             "sim": self.sim.state_dict(),
             "memory": {k: v.clone() for k, v in self.memory.items()},
             "obs": {k: v.clone() for k, v in self._obs.items()},
         }
 
+    @_without_autograd
     def load_state_dict(self, state: dict) -> None:
-        """Continue exactly where `state_dict` was taken. Raises ValueError on another shape."""
-        if state["memory"].keys() != self.memory.keys():
-            raise ValueError(f"the saved state is not one of {self.id}")
-        if len(state["memory"]["episode"]) != self.num_envs:
+        """Continue exactly where `state_dict` was taken, with its seed and numbering.
+
+        Raises:
+            ValueError: the state is of another task, configuration or number of environments;
+                nothing was changed.
+        """
+        if state["task"] != self.id:
+            raise ValueError(f"the saved state is of {state['task']}, this is {self.id}")
+        saved_num_envs = len(state["memory"]["episode"])
+        if saved_num_envs != self.num_envs:
             raise ValueError(
-                f"the saved state has {len(state['memory']['episode'])} environments, "
-                f"this has {self.num_envs}"
+                f"the saved state has {saved_num_envs} environments, this has {self.num_envs}"
             )
+        shapes = {name: value.shape for name, value in self.memory.items()}
+        if {name: value.shape for name, value in state["memory"].items()} != shapes:
+            raise ValueError(f"the saved state is of {self.id} with another configuration")
+        self.seed = state["seed"]
+        self.index += state["first_index"] - self.index[0]
         self.sim.load_state_dict(state["sim"])
         for name, value in state["memory"].items():
             self.memory[name].copy_(value)
@@ -227,6 +248,7 @@ class TaskEnv:
             "obs": {k: v[rows].clone() for k, v in self._obs.items()},
         }
 
+    @_without_autograd
     def set_rows(self, rows: Tensor, state: dict) -> None:
         """Rows continue as those that `get_rows` saw; later draws differ by row number."""
         self.sim.set_rows(rows, state["sim"])
@@ -245,13 +267,13 @@ class TaskEnv:
     def _draw_key(self, rows: Rows) -> Tensor:
         return random.key(self.seed, self.index[rows], self.episode[rows], self.step_count[rows])
 
-    def _begin(self, rows: Rows) -> None:
+    def _begin(self, rows: Rows, staggered: bool = False) -> None:
         self.episode[rows] += 1
         self.step_count[rows] = 0
         self._key[rows] = self._draw_key(rows)
-        if getattr(self.config, "staggered_start", False):
-            age = self.uniform("stagger", rows, 1, 0, self.spec.max_episode_steps)[:, 0].long()
-            self.step_count[rows] = torch.where(self.episode[rows] == 0, age, 0)
+        if staggered:
+            age = self.uniform("stagger", rows, 1, 0, self.spec.max_episode_steps)
+            self.step_count[rows] = age.flatten().long()
             self._key[rows] = self._draw_key(rows)
         self.sim.reset(rows)
         self.begin(rows)
@@ -303,7 +325,7 @@ class TaskEnv:
         if bad_action is not None and bad_action[row].any():
             if bad_action.ndim == 1:
                 return "action: out of range"
-            names = [d.name for d, bad in zip(self.spec.action, bad_action[row]) if bad]
+            names = [self.spec.action[i].name for i in bad_action[row].nonzero().flatten()]
             return f"action: not finite in {', '.join(names)}"
         if self.sim.faulty[row]:
             return self.sim.fault_cause(row)
@@ -317,6 +339,11 @@ class TaskEnv:
                     return f"observation: not finite in {group}/{term.name}"
                 start += term.width
         return "reward: not finite in the sum of terms"
+
+
+def _snapshot(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies: a task may return live state, which the reset of ended rows overwrites."""
+    return {name: value.clone() for name, value in values.items()}
 
 
 class _Group:
