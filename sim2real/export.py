@@ -1,0 +1,171 @@
+"""Writes a policy as one ONNX file with its card, after proving that both say the same.
+
+The graph holds what stands between an observation and an action: normaliser, network and clip to
+the action's bounds. Term scale, clip and history come before it (the runtime builds them from the
+card), joint scale and offset after it.
+"""
+
+import json
+import logging
+import os
+import tempfile
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from torch import Tensor, nn
+
+import ctrl_rl
+from ctrl_rl.policy import Policy
+from sim2real.card import TOLERANCE, Card, action_difference
+from sim2real.runtime import Network
+
+OPSET = 18
+REFERENCES = 16
+"""Observations that the card carries."""
+RECORD_ENVS, RECORD_STEPS = 16, 64
+"""Environments and steps of the recording that the file is replayed against."""
+
+
+class ExportError(ValueError):
+    """The file would not do what the policy does, so it was not written."""
+
+
+def export(
+    policy: Policy,
+    path: str | Path,
+    *,
+    obs: Tensor | None = None,
+    train_steps: int = 0,
+    commit: str = "",
+) -> Card:
+    """Write `path` and, beside it, the readable copy of its card with the suffix `.json`.
+
+    Args:
+        policy: it is left as it was.
+        path: usually `policy.onnx`; replaced in one move, so that no reader sees half a file.
+        obs: recorded observations (K, d) float32; None to record them in the policy's own task.
+        train_steps: environment steps behind the weights.
+        commit: of the training code.
+
+    Raises:
+        ExportError: the file's answers differ from the policy's by more than `TOLERANCE`.
+        ValueError: a policy that reads another group than "actor".
+    """
+    path = Path(path)
+    if policy.group != "actor":
+        raise ValueError(f"the policy reads {policy.group!r}; a robot only has 'actor'")
+    obs = record_obs(policy) if obs is None else obs
+    obs = obs[torch.isfinite(obs).all(1)]
+    if len(obs) == 0:
+        raise ExportError("no recorded observation is finite; nothing was written")
+    expected = _answers(policy.module, obs)
+    picks = np.linspace(0, len(obs) - 1, min(REFERENCES, len(obs))).round().astype(int)
+    card = Card(
+        spec=policy.spec,
+        train_steps=train_steps,
+        version=ctrl_rl.__version__,
+        commit=commit,
+        reference_obs=obs[picks].numpy(),
+        reference_actions=expected[picks],
+    )
+    model = build_graph(policy.module, policy.spec.obs_size())
+    onnx.helper.set_model_props(model, card.metadata())
+    data = model.SerializeToString(deterministic=True)
+    _compare(data, card, policy.module, torch.cat([obs, _wide(obs)]))
+    _write(path, data)
+    readable = json.dumps(json.loads(card.to_json()), indent=1)
+    _write(path.with_suffix(".json"), readable.encode())
+    return card
+
+
+def record_obs(policy: Policy) -> Tensor:
+    """Observations (K, d) of the policy playing its own task, as evaluation plays it."""
+    task = ctrl_rl.registry.load("tasks", policy.spec.task)
+    env = ctrl_rl.make(policy.spec.task, RECORD_ENVS, config=task.Config().evaluation(), threads=1)
+    obs, rows = env.reset(), []
+    for _ in range(RECORD_STEPS):
+        rows.append(obs["actor"])
+        obs = env.step(policy(obs)).obs
+    env.close()
+    return torch.cat(rows)
+
+
+def build_graph(module: nn.Module, obs_size: int) -> onnx.ModelProto:
+    """The module as an ONNX graph `obs` (N, d) -> `actions`, with nothing of this machine in it."""
+    was_training = module.training
+    module.eval()
+    exporter_log = logging.getLogger("torch.onnx")
+    level = exporter_log.level
+    exporter_log.setLevel(logging.ERROR)  # it reports the absence of torchvision
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of the exporter about itself
+            program = torch.onnx.export(
+                module,
+                (torch.zeros(2, obs_size),),
+                input_names=["obs"],
+                output_names=["actions"],
+                dynamic_shapes=({0: torch.export.Dim("N")},),
+                opset_version=OPSET,
+                dynamo=True,
+                verbose=False,
+            )
+    finally:
+        exporter_log.setLevel(level)
+        module.train(was_training)
+    model = program.model_proto
+    # The exporter notes source lines and paths on every node: not needed, and not reproducible.
+    for node in model.graph.node:
+        del node.metadata_props[:]
+        node.doc_string = ""
+    for values in (model.graph.input, model.graph.output, model.graph.value_info):
+        for value in values:
+            del value.metadata_props[:]
+    del model.graph.metadata_props[:]
+    model.graph.doc_string = model.doc_string = ""
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+@torch.no_grad()
+def _answers(module: nn.Module, obs: Tensor) -> np.ndarray:
+    return module(obs).numpy()
+
+
+def _wide(obs: Tensor) -> Tensor:
+    """Observations (512, d) far outside the recorded ones, where clips and saturation act."""
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(512, obs.shape[1], generator=generator)
+    return obs.mean(0) + 5 * (obs.std(0, correction=0) + 0.1) * noise
+
+
+def _compare(data: bytes, card: Card, module: nn.Module, obs: Tensor) -> None:
+    """Run the bytes as a robot would. Raises ExportError where they answer otherwise."""
+    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    network = Network(session, card.spec)
+    difference = action_difference(network(obs.numpy()), _answers(module, obs))
+    if not difference <= TOLERANCE:
+        raise ExportError(
+            f"the exported graph differs from the policy by {difference:.2g} in action units "
+            f"(at most {TOLERANCE:g}); nothing was written"
+        )
+    card.check(network)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write to a temporary name, sync, rename."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise

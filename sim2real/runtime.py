@@ -1,0 +1,510 @@
+"""Runs a policy file on a robot: raw sensor readings and a command in, joint targets out.
+
+Everything it knows comes from the file's card, so training and deployment cannot drift apart.
+Needs numpy, onnxruntime and `ctrl_rl.spec`; neither torch nor MuJoCo.
+
+The same code serves one robot or N at once (leading axis), so that `ctrl-rl verify` tests exactly
+what a robot runs. Joints are named once, by `joint_names` of the robot; all arrays of a robot are
+in that order, and the card's order is looked up by name.
+
+Reading order: `Reading`, `JointCommand`, `Hardware` -> `load` -> `Observer` -> `Controller` ->
+`run`.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import onnxruntime
+
+from ctrl_rl.spec import Discrete, EnvSpec, ObsTerm
+from sim2real.card import KEY, Card, CardError, match_joints
+
+if TYPE_CHECKING:
+    from sim2real.safety import Guard
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What the sensors say at one moment; arrays (N, ...), or without N for one robot."""
+
+    time: float
+    """When it was measured, on the clock of `time.monotonic` [s]."""
+    joint_pos: np.ndarray
+    """(N, J) [rad], in the robot's joint order."""
+    joint_vel: np.ndarray
+    """(N, J) [rad/s]"""
+    gyro: np.ndarray | None = None
+    """Angular velocity (N, 3) in the IMU's frame [rad/s]."""
+    quat: np.ndarray | None = None
+    """Orientation (N, 4) of the IMU in the world, wxyz, unit length."""
+    gravity: np.ndarray | None = None
+    """Direction of gravity (N, 3) in the IMU's frame, for robots without an orientation filter."""
+    signals: dict[str, np.ndarray] = field(default_factory=dict)
+    """Any other measured value (N, size), by the name of its "signal" term."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointCommand:
+    """Targets of the joints' position controllers: torque = kp (pos - q) - kd dq."""
+
+    pos: np.ndarray
+    """(N, J) [rad], in the robot's joint order."""
+    kp: np.ndarray
+    """(N, J) [N·m/rad]"""
+    kd: np.ndarray
+    """(N, J) [N·m·s/rad]"""
+
+
+class Hardware(Protocol):
+    """One robot. Implement these four for a new machine; `sim2real.mock` is an example."""
+
+    joint_names: tuple[str, ...]
+    """Order of every joint array read and written."""
+
+    def read(self) -> Reading:
+        """The newest reading, without waiting for the next."""
+        ...
+
+    def write(self, command: JointCommand) -> None:
+        """Send one command; arrays (1, J)."""
+        ...
+
+    def close(self) -> None:
+        """Leave the robot in a safe state."""
+        ...
+
+
+def load(path: str | Path) -> "tuple[Callable[[np.ndarray], np.ndarray], Card]":
+    """Open a policy file and check it against its own card.
+
+    Returns:
+        The network, observations (N, d) float32 -> actions, and the card.
+
+    Raises:
+        CardError: no such file, damaged, foreign, another format, inputs or outputs that this
+            runtime does not serve, or answers other than the card's reference actions.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise CardError(f"{path}: no such file")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1  # a small network
+    options.log_severity_level = 4  # errors come as exceptions
+    try:
+        session = onnxruntime.InferenceSession(
+            str(path), options, providers=["CPUExecutionProvider"]
+        )
+    except Exception as error:  # onnxruntime's classes share no base
+        reason = str(error).strip().splitlines()[0]
+        raise CardError(f"{path}: no readable ONNX file ({reason})") from None
+    text = session.get_modelmeta().custom_metadata_map.get(KEY)
+    if text is None:
+        raise CardError(
+            f"{path}: an ONNX file without the metadata key {KEY!r}; "
+            f"`ctrl-rl export` writes policy files"
+        )
+    try:
+        card = Card.from_json(text)
+        network = Network(session, card.spec)
+        card.check(network)
+    except CardError as error:
+        raise CardError(f"{path}: {error}") from None
+    return network, card
+
+
+class Network:
+    """The file's graph as a function; refuses a graph that needs more than an observation.
+
+    Args:
+        session: onnxruntime's session.
+        spec: from the card.
+
+    Raises:
+        CardError: inputs other than `obs`, outputs other than `actions`, or other sizes.
+    """
+
+    def __init__(self, session: onnxruntime.InferenceSession, spec: EnvSpec) -> None:
+        inputs, outputs = session.get_inputs(), session.get_outputs()
+        unknown = [i.name for i in inputs if i.name != "obs"]
+        if unknown:
+            raise CardError(
+                f"the graph also wants {', '.join(unknown)}, which this runtime does not give "
+                f"(a recurrent policy run without its state would answer wrongly)"
+            )
+        names = [i.name for i in inputs], [o.name for o in outputs]
+        if names != (["obs"], ["actions"]):
+            raise CardError(f"the graph has inputs and outputs {names}, not obs -> actions")
+        if inputs[0].shape[1:] != [spec.obs_size()] or isinstance(inputs[0].shape[0], int):
+            raise CardError(
+                f"the graph's obs is {inputs[0].shape}, the card's is (N, {spec.obs_size()})"
+            )
+        self._run = session.run
+        self._outputs = ["actions"]
+
+    def __call__(self, obs: np.ndarray) -> np.ndarray:
+        """Actions for observations (N, d) float32: (N, A) float32, or (N,) int64."""
+        return self._run(self._outputs, {"obs": obs})[0]
+
+
+class Observer:
+    """Builds `obs["actor"]` from readings, as the card's terms say.
+
+    Each term's raw value passes clip -> scale -> float32 -> history, as in training (which adds
+    noise before and delay after: a robot has its own).
+
+    Args:
+        spec: from the card.
+        joint_names: the robot's joint order; empty for a task without a robot.
+        num_robots: N.
+
+    Raises:
+        CardError: joints or labels that do not match.
+    """
+
+    def __init__(
+        self, spec: EnvSpec, joint_names: tuple[str, ...] = (), num_robots: int = 1
+    ) -> None:
+        self.spec, self.num_robots = spec, num_robots
+        self.terms = spec.obs["actor"]
+        self._index = [_index(term, spec, joint_names) for term in self.terms]
+        self._default_pos = default_pos(spec, joint_names)
+        self._imu_to_base = imu_to_base(spec)
+
+        sizes = [t.size for t in self.terms]
+        clips = [t.clip or (-math.inf, math.inf) for t in self.terms]
+        self._ends = np.cumsum(sizes)
+        self._low = np.repeat([c[0] for c in clips], sizes)
+        self._high = np.repeat([c[1] for c in clips], sizes)
+        self._scale = np.concatenate([np.broadcast_to(t.scale, t.size) for t in self.terms])
+        self._stacked = any(t.history > 1 for t in self.terms)
+        depth = max(t.history for t in self.terms)
+        self._frames = np.zeros((num_robots, depth, sum(sizes)), np.float32)
+        self._repeats = np.repeat([t.history_fill == "repeat" for t in self.terms], sizes)
+        self._low_command = np.array([c.low for c in spec.command])
+        self._high_command = np.array([c.high for c in spec.command])
+
+        self.steps = np.zeros(num_robots, np.int64)
+        """Observations built since the reset (N,)."""
+        self.clock_start = np.zeros(num_robots)
+        """Where the clock of "phase" terms stands at the reset (N,) [turns]."""
+
+    def reset(self, rows=slice(None)) -> None:
+        """Begin anew for some robots: clock and history."""
+        self.steps[rows] = 0
+        self.clock_start[rows] = 0.0
+
+    def clamp(self, command) -> np.ndarray:
+        """The command (N, C) inside the ranges that training saw."""
+        command = np.asarray(command, np.float64).reshape(-1, len(self._low_command))
+        return np.clip(command, self._low_command, self._high_command)
+
+    def build(self, reading: Reading, command: np.ndarray, prev_action: np.ndarray) -> np.ndarray:
+        """The observation (N, d) float32; call once per policy step.
+
+        Args:
+            reading: sensors now.
+            command: (N, C) in the order of `spec.command`; it is clamped.
+            prev_action: (N, A), zero after a reset.
+
+        Raises:
+            ValueError: the reading lacks a sensor that a term needs, or has another size.
+        """
+        command = self.clamp(command)
+        raw = [
+            self._raw(term, index, reading, command, prev_action)
+            for term, index in zip(self.terms, self._index, strict=True)
+        ]
+        x = np.clip(np.concatenate(raw, 1), self._low, self._high)
+        frame = (x * self._scale).astype(np.float32)
+        if self._stacked:
+            frame = self._stack(frame)
+        self.steps += 1
+        return frame
+
+    def _raw(self, term: ObsTerm, index, reading: Reading, command, prev_action) -> np.ndarray:
+        """Raw value (N, size) of one term; the kinds are `ctrl_rl.spec.KINDS`."""
+        n = self.num_robots
+        match term.kind:
+            case "base_ang_vel_b":
+                return _sensor(reading.gyro, "gyro", term, n, 3) @ self._imu_to_base.T
+            case "projected_gravity_b":
+                return projected_gravity(reading, self._imu_to_base, n)
+            case "joint_pos_rel":
+                pos = _sensor(reading.joint_pos, "joint_pos", term, n, len(self._default_pos))
+                return (pos - self._default_pos)[:, index]
+            case "joint_vel":
+                vel = _sensor(reading.joint_vel, "joint_vel", term, n, len(self._default_pos))
+                return vel[:, index]
+            case "prev_action":
+                return np.reshape(prev_action, (n, term.size))
+            case "command":
+                return np.broadcast_to(command[:, index], (n, term.size))
+            case "phase":
+                turns = self.clock_start + self.steps * (self.spec.step_dt * term.rate_hz)
+                walks = np.any(command != 0.0, 1)
+                return (
+                    np.stack([np.sin(math.tau * turns), np.cos(math.tau * turns)], 1)
+                    * (walks[:, None])
+                )
+            case "signal":
+                return _sensor(reading.signals.get(term.name), "signal", term, n, term.size)
+        raise CardError(f"observation term {term.name!r}: no sensor gives kind {term.kind!r}")
+
+    def _stack(self, frame: np.ndarray) -> np.ndarray:
+        """Push one frame and read each term's history, oldest first."""
+        frames = self._frames
+        frames[:, :-1] = frames[:, 1:]
+        fresh = self.steps == 0
+        frames[fresh, :-1] = (frame[fresh] * self._repeats)[:, None]
+        frames[:, -1] = frame
+        blocks, start = [], 0
+        for term, end in zip(self.terms, self._ends, strict=True):
+            block = frames[:, frames.shape[1] - term.history :, start:end]
+            blocks.append(block.reshape(self.num_robots, -1))
+            start = end
+        return np.concatenate(blocks, 1)
+
+
+class Controller:
+    """Observation, network and joint targets: one call per policy step.
+
+    Args:
+        network: observations (N, d) float32 -> actions, as `load` gives it.
+        card: from the same file.
+        joint_names: the robot's joint order; empty for a task without a robot.
+        num_robots: N.
+
+    Raises:
+        CardError: joints that do not match.
+    """
+
+    def __init__(
+        self,
+        network: Callable[[np.ndarray], np.ndarray],
+        card: Card,
+        joint_names: tuple[str, ...] = (),
+        num_robots: int = 1,
+    ) -> None:
+        self.network, self.card, self.spec = network, card, card.spec
+        self.observer = Observer(card.spec, joint_names, num_robots)
+        width = 1 if isinstance(card.spec.action, Discrete) else card.spec.action_size
+        self.prev_action = np.zeros((num_robots, width))
+        """The network's last answer (N, A)."""
+        self.obs = np.zeros((num_robots, card.spec.obs_size()), np.float32)
+        """The observation it was given (N, d)."""
+        self.default_pos = default_pos(card.spec, joint_names)
+        """(J,) [rad], in the robot's order."""
+        if card.spec.robot is not None:
+            self._bind_action(joint_names)
+
+    def reset(self, rows=slice(None)) -> None:
+        """Begin anew for some robots: previous action, clock, history."""
+        self.prev_action[rows] = 0.0
+        self.observer.reset(rows)
+
+    def act(self, reading: Reading, command) -> np.ndarray:
+        """Actions (N, A) float32, or (N,) int64 for a discrete task."""
+        self.obs = self.observer.build(reading, command, self.prev_action)
+        action = self.network(self.obs)
+        self.prev_action = action.reshape(self.prev_action.shape)
+        return action
+
+    def targets(self, action: np.ndarray) -> np.ndarray:
+        """Joint position targets (N, J) [rad] in the robot's order: offset + scale * action.
+
+        Joints that no action drives stay at their default.
+        """
+        pos = np.tile(self.default_pos, (len(action), 1))
+        pos[:, self._drives] = self._offset + self._scale * action
+        return pos
+
+    def step(self, reading: Reading, command) -> np.ndarray:
+        """Joint targets (N, J) [rad] for the reading."""
+        return self.targets(self.act(reading, command))
+
+    def _bind_action(self, joint_names: tuple[str, ...]) -> None:
+        unknown = [d.name for d in self.spec.action if d.name not in joint_names]
+        if unknown:
+            raise CardError(f"action for joints that the robot lacks: {', '.join(unknown)}")
+        self._drives = np.array([joint_names.index(d.name) for d in self.spec.action])
+        self._scale = np.array([d.scale for d in self.spec.action])
+        self._offset = np.array([d.offset for d in self.spec.action])
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopReport:
+    """How well the loop kept its time; arrays have one element per step [s]."""
+
+    step_dt: float
+    """Wanted period [s]."""
+    begin: np.ndarray
+    """When each step began, after the first."""
+    compute: np.ndarray
+    """From before `read` to after `write`."""
+    late: np.ndarray
+    """Begin of each step after its due time."""
+    skipped: int
+    """Ticks that passed while a step was still busy."""
+    stopped: str | None
+    """Why the guard stopped the robot, if it did."""
+
+    def __str__(self) -> str:
+        period = np.diff(self.begin) if len(self.begin) > 1 else np.array([math.nan])
+        ms = lambda x: f"{1e3 * x:.3f} ms"  # noqa: E731
+        return "\n".join(
+            (
+                f"steps           {len(self.begin)}, skipped {self.skipped}",
+                f"period          {ms(period.mean())} mean (wanted {ms(self.step_dt)}), "
+                f"{ms(period.min())} to {ms(period.max())}",
+                f"jitter          {ms(period.std())} standard deviation, late by "
+                f"{ms(np.median(self.late))} median, {ms(np.percentile(self.late, 99))} p99",
+                f"loop time       {ms(np.median(self.compute))} median, "
+                f"{ms(np.percentile(self.compute, 99))} p99, {ms(self.compute.max())} max",
+                f"safety          {self.stopped or 'never stopped the robot'}",
+            )
+        )
+
+
+def run(
+    hardware: Hardware,
+    controller: Controller,
+    guard: "Guard",
+    command: Callable[[float], np.ndarray],
+    seconds: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> LoopReport:
+    """Run the policy at its own rate; the robot is damped when this returns or raises.
+
+    A tick that was missed is skipped and never made up for. While the guard brings the robot
+    softly to its default pose, the policy waits.
+
+    Args:
+        hardware: the robot.
+        controller: made with the robot's `joint_names`, for one robot.
+        guard: every command passes through it; made with the same names.
+        command: time since start [s] -> what the operator asks for (C,).
+        seconds: how long; math.inf until interrupted.
+        clock: monotonic time [s], the clock of `Reading.time`.
+        sleep: waits [s].
+    """
+    period = controller.spec.step_dt
+    begin, compute, late = [], [], []
+    skipped = tick = 0
+    start = clock()
+    try:
+        while tick * period < seconds:
+            now = clock()
+            reading = hardware.read()
+            if guard.starting[0]:
+                controller.reset()
+                wanted = controller.default_pos[None]
+            else:
+                wanted = controller.step(reading, command(now - start))
+            hardware.write(guard.check(wanted, reading, clock()))
+            end = clock()
+            begin.append(now)
+            compute.append(end - now)
+            late.append(now - start - tick * period)
+            following = max(tick + 1, math.ceil((end - start) / period))
+            skipped += following - tick - 1
+            tick = following
+            sleep(max(0.0, start + tick * period - clock()))
+    finally:
+        stopped = guard.causes[0]
+        guard.stop("the control loop ended")
+        hardware.write(guard.damping())
+    return LoopReport(
+        step_dt=period,
+        begin=np.array(begin),
+        compute=np.array(compute),
+        late=np.array(late),
+        skipped=skipped,
+        stopped=stopped,
+    )
+
+
+def rotation_matrix(quat) -> np.ndarray:
+    """Rotation matrix (3, 3) of a quaternion wxyz, from the rotated frame to the outer one."""
+    w, x, y, z = np.asarray(quat, np.float64) / np.linalg.norm(quat)
+    return np.array(
+        [
+            [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
+            [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
+            [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
+        ]
+    )
+
+
+def default_pos(spec: EnvSpec, joint_names: tuple[str, ...]) -> np.ndarray:
+    """Default position of each joint (J,) [rad] in the robot's order; (0,) without a robot.
+
+    Raises:
+        CardError: joints that do not match.
+    """
+    if spec.robot is None:
+        return np.zeros(0)
+    match_joints(spec, joint_names)
+    default = {j.name: j.default_pos for j in spec.robot.joints}
+    return np.array([default[name] for name in joint_names])
+
+
+def imu_to_base(spec: EnvSpec) -> np.ndarray:
+    """Rotation (3, 3) from the IMU's frame to the base's."""
+    return np.eye(3) if spec.robot is None else rotation_matrix(spec.robot.imu_quat)
+
+
+def projected_gravity(reading: Reading, imu_to_base: np.ndarray, num_robots: int) -> np.ndarray:
+    """Unit vector of gravity in the base frame (N, 3); upright is (0, 0, -1).
+
+    From the orientation where there is one (minus the third row of its rotation matrix), else
+    from the measured direction. Raises ValueError where the reading has neither.
+    """
+    if reading.quat is not None:
+        quat = np.reshape(reading.quat, (num_robots, 4))
+        w, x, y, z = (quat / np.sqrt(np.sum(quat * quat, 1, keepdims=True))).T
+        gravity = -np.stack([2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)], 1)
+    elif reading.gravity is not None:
+        gravity = np.reshape(reading.gravity, (num_robots, 3))
+        gravity = gravity / np.sqrt(np.sum(gravity * gravity, 1, keepdims=True))
+    else:
+        raise ValueError("the reading has neither quat nor gravity")
+    return gravity @ imu_to_base.T
+
+
+def _sensor(value, sensor: str, term: ObsTerm, num_robots: int, size: int) -> np.ndarray:
+    """The measured value as (N, size). Raises ValueError if it is absent or of another size."""
+    if value is None:
+        raise ValueError(f"observation term {term.name!r} needs {sensor}, the reading has none")
+    value = np.asarray(value, np.float64)
+    if value.size != num_robots * size:
+        raise ValueError(
+            f"observation term {term.name!r}: {sensor} has shape {value.shape}, "
+            f"expected ({num_robots}, {size})"
+        )
+    return value.reshape(num_robots, size)
+
+
+def _index(term: ObsTerm, spec: EnvSpec, joint_names: tuple[str, ...]) -> np.ndarray | None:
+    """Where a term's elements stand in the robot's joints or in the command, by name."""
+    match term.kind:
+        case "joint_pos_rel" | "joint_vel":
+            known, default = list(joint_names), [j.name for j in spec.robot.joints]
+        case "command":
+            known = default = [c.name for c in spec.command]
+        case _:
+            return None
+    labels = term.labels or tuple(default)
+    unknown = [name for name in labels if name not in known]
+    if unknown or len(labels) != term.size:
+        raise CardError(
+            f"observation term {term.name!r} names {', '.join(unknown) or len(labels)}, "
+            f"which is not among {', '.join(known) or 'nothing'}"
+        )
+    return np.array([known.index(name) for name in labels])
