@@ -95,7 +95,6 @@ def parse(cls, argv: list[str], prog: str, default=None, description: str | None
                 args=argv,
                 prog=prog,
                 description=description,
-                config=(tyro.conf.FlagConversionOff,),
                 **keywords,
             )
     except SystemExit as leave:
@@ -176,21 +175,22 @@ def _summary(name: str) -> str:
 
 def _flags(cls, prefix: str = "--") -> list[str]:
     """Every flag of a dataclass, nested ones as `--outer.inner`."""
+    import tyro
+
     found = []
     hints = typing.get_type_hints(cls, include_extras=True)
     for field in dataclasses.fields(cls):
-        hint, name = hints[field.name], field.name.replace("_", "-")
-        positional = False
+        hint, extras = hints[field.name], ()
         if typing.get_origin(hint) is typing.Annotated:
             hint, *extras = typing.get_args(hint)
-            positional = any("positional" in str(extra).lower() for extra in extras)
-            if any(getattr(extra, "name", None) == "" for extra in extras):
-                found += _flags(hint, prefix)
-                continue
-        if positional:
+        if any(extra in (tyro.conf.Positional, tyro.conf.Suppress) for extra in extras):
             continue
+        name = field.name.replace("_", "-")
         if dataclasses.is_dataclass(hint):
-            found += _flags(hint, f"{prefix}{name}.")
+            bare = any(getattr(extra, "name", None) == "" for extra in extras)
+            found += _flags(hint, prefix if bare else f"{prefix}{name}.")
+        elif hint is bool:
+            found += [prefix + name, f"{prefix}no-{name}"]
         else:
             found.append(prefix + name)
     return found

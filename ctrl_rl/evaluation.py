@@ -61,7 +61,12 @@ class Result:
     def to_dict(self) -> dict:
         """Plain values without NaN, as `--json` prints them."""
         return {
-            name: {"mean": m.mean, "ci95": list(m.ci95) if m.ci95 else None, "n": m.n, "unit": m.unit}
+            name: {
+                "mean": m.mean,
+                "ci95": list(m.ci95) if m.ci95 else None,
+                "n": m.n,
+                "unit": m.unit,
+            }
             for name, m in self.metrics.items()
         }
 

@@ -90,7 +90,7 @@ class Policy:
         module: `PolicyModule`, the very thing that is exported.
     """
 
-    def __init__(self, section: dict, device: str | torch.device = "cpu") -> None:
+    def __init__(self, section: dict, device: str | torch.device | None = None) -> None:
         missing = [key for key in _KEYS if key not in section]
         if missing:
             what = "observation statistics" if missing == ["normalizer"] else ", ".join(missing)
@@ -107,7 +107,7 @@ class Policy:
         discrete = isinstance(self.spec.action, Discrete)
         if discrete != (section["kind"] == "categorical_mlp"):
             raise ValueError(f"a {section['kind']} policy cannot act in {self.spec.task}")
-        self.device = torch.device(device)
+        self.device = torch.device(device or next(iter(section["weights"].values())).device)
         try:
             self.module = PolicyModule(section, self.spec)
         except RuntimeError as error:
@@ -116,8 +116,8 @@ class Policy:
         self._log_std = None if discrete else section["log_std"].to(self.device)
 
     @classmethod
-    def from_section(cls, section: dict, device: str | torch.device = "cpu") -> "Policy":
-        """Build a policy. Raises ValueError if something is missing or does not fit."""
+    def from_section(cls, section: dict, device=None) -> "Policy":
+        """Build a policy, on the weights' device by default. Raises ValueError if something is missing or does not fit."""
         return cls(section, device)
 
     def section(self) -> dict:
@@ -170,9 +170,7 @@ class OnnxPolicy:
                 path.read_bytes(), options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # onnxruntime raises its own kinds, none of them public
-            raise ValueError(
-                f"{path} is damaged or not an ONNX file: {_one_line(error)}"
-            ) from None
+            raise ValueError(f"{path} is damaged or not an ONNX file: {_one_line(error)}") from None
         text = self.session.get_modelmeta().custom_metadata_map.get("ctrl_rl_card")
         if text is None:
             raise ValueError(f"{path} was not exported by ctrl-rl: it has no ctrl_rl_card")

@@ -269,6 +269,7 @@ class Run:
             always followed by a checkpoint.
         stop_after: leave with a checkpoint at the first iteration that reaches this env step.
         resume: go on in a folder that holds a run.
+        init_from: another run whose weights and statistics a trainer starts from; see `initial`.
         console: show progress.
         settings: what else decided the run (flags of the command line), kept in config.json.
 
@@ -285,6 +286,7 @@ class Run:
         checkpoint_every: int | None = None,
         stop_after: int | None = None,
         resume: bool = False,
+        init_from: str | Path | None = None,
         console: bool = True,
         settings: dict | None = None,
     ) -> None:
@@ -303,6 +305,7 @@ class Run:
         self._csv = self._tensorboard = self._checkpoint = None
         self._best = -math.inf
         self._resume = resume
+        self._init_from = None if init_from is None else Path(init_from)
         self._console = _Console() if console and folder is not None else None
         if self.folder is not None:
             _claim(self.folder, resume)
@@ -342,7 +345,9 @@ class Run:
         self._open_logs(self._checkpoint["step"] if self._checkpoint else 0)
         self._catch_signals()
         if self._console:
-            self._console.start(self.total_steps, self._checkpoint["step"] if self._checkpoint else 0)
+            self._console.start(
+                self.total_steps, self._checkpoint["step"] if self._checkpoint else 0
+            )
 
     def restore(self) -> dict | None:
         """What `save` was given last, as {"step", "policy", "learner", "env"}; None at step 0."""
@@ -484,6 +489,7 @@ class Run:
             "task": spec.task,
             "algo": algo,
             "run": {
+                **self.settings,
                 "num_envs": spec.num_envs,
                 "seed": getattr(env, "seed", None),
                 "backend": getattr(env, "backend", None),
@@ -491,7 +497,6 @@ class Run:
                 "torch_threads": torch.get_num_threads(),
                 "eval_every": self._every["eval"],
                 "checkpoint_every": self._every["checkpoint"],
-                **self.settings,
             },
             "algo_config": dataclasses.asdict(config),
             "task_config": dataclasses.asdict(env.config) if hasattr(env, "config") else {},
@@ -513,7 +518,11 @@ class Run:
                 if before != now:
                     raise ValueError(
                         f"{self.folder} was started with another {key}"
-                        + (f" ({before!r}, now {now!r})" if not isinstance(now, (dict, list)) else "")
+                        + (
+                            f" ({before!r}, now {now!r})"
+                            if not isinstance(now, (dict, list))
+                            else ""
+                        )
                         + "; start a new run with --init-from to go on from its weights"
                     )
 
@@ -617,7 +626,7 @@ class _Console:
     def start(self, total: int, step: int) -> None:
         """Begin to count at `step`."""
         self.total, self.first, self.began = total, step, time.monotonic()
-        self.shown_at, self.seen = -math.inf, {}
+        self.shown_at, self.last_row, self.seen = -math.inf, None, {}
         if self.console.is_terminal:
             from rich.progress import (
                 BarColumn,
@@ -646,12 +655,16 @@ class _Console:
         """The state of training, at most twice a second (bar) or every few seconds (lines)."""
         self.seen.update(row)
         now = time.monotonic()
-        if now - self.shown_at < (0.5 if self.bar else self.PLAIN_EVERY) and step < self.total:
+        pause = 0.5 if self.bar else self.PLAIN_EVERY
+        last = step >= self.total and row is not self.last_row
+        if now - self.shown_at < pause and not last:
             return
-        self.shown_at = now
+        self.shown_at, self.last_row = now, row
         rate = (step - self.first) / max(now - self.began, 1e-9)
         figures = "  ".join(
-            f"{label} {self.seen[key]:{form}}" for key, label, form in self.SHOWN if key in self.seen
+            f"{label} {self.seen[key]:{form}}"
+            for key, label, form in self.SHOWN
+            if key in self.seen
         )
         if self.bar:
             self.bar.update(self.task, completed=step, rate=f"{rate:,.0f}/s", figures=figures)

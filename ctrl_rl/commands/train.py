@@ -1,0 +1,305 @@
+"""Train a policy: `ctrl-rl train TASK`, or go on with `--resume RUN`.
+
+TASK stands first. Flags without a prefix are the same for every task and algorithm; `--algo.X`
+are the algorithm's and `--task.X` the task's, whose presets for the algorithm are the defaults.
+"""
+
+import dataclasses
+import datetime
+import json
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+
+from ctrl_rl import cli, registry
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFlags:
+    """Flags that every trainer has."""
+
+    total_steps: int = 1_000_000
+    """Length of training [env steps]; may be raised with --resume."""
+    stop_after: int | None = None
+    """Leave with a checkpoint once this many env steps are done; --resume goes on."""
+    num_envs: int = 64
+    """Parallel environments N."""
+    seed: int = 0
+    """Decides every random draw."""
+    backend: str | None = None
+    """Simulator; None for the task's first."""
+    device: str = "cpu"
+    """Torch device of networks and data, "cpu" or "cuda"."""
+    threads: int = 0
+    """Threads of the simulator; 0 for all cores."""
+    torch_threads: int = 1
+    """Threads of torch; small networks are fastest on one."""
+    run_dir: Path | None = None
+    """The run folder itself; None for runs/<task>/<algo>/<time>-s<seed>."""
+    init_from: Path | None = None
+    """Run whose weights and observation statistics are the start."""
+    eval_every: int | None = None
+    """Env steps between evaluations; None for a tenth of the run, 0 for the end only."""
+    eval_episodes: int = 16
+    """Episodes of each evaluation, played side by side."""
+    checkpoint_every: int | None = None
+    """Env steps between checkpoints besides those of evaluations; None and 0 as above."""
+    video_s: float = 10.0
+    """Length of the video made at the end [s]; 0 for none."""
+
+    def __post_init__(self) -> None:
+        for name in ("total_steps", "num_envs", "eval_episodes", "torch_threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("stop_after", "threads", "eval_every", "checkpoint_every", "video_s"):
+            if (getattr(self, name) or 0) < 0:
+                raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
+
+
+LIVE = ("stop_after", "run_dir")
+"""Run flags about this sitting, not about the run; they are not kept in config.json."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a command line asks for."""
+
+    task: str
+    algo: str
+    flags: RunFlags
+    algo_config: typing.Any
+    task_config: typing.Any
+    folder: Path
+    resume: bool
+
+
+def main(argv: list[str]) -> dict:
+    """Train, evaluate, draw the curves, record a video and write the report."""
+    plan = read_plan(argv)
+    flags = plan.flags
+
+    import torch
+
+    torch.set_num_threads(flags.torch_threads)
+    if torch.device(flags.device).type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"--device {flags.device}: torch finds no GPU here; see ctrl-rl doctor")
+    from ctrl_rl.making import make
+    from ctrl_rl.runs import Run
+
+    env = build(plan, make, flags.num_envs, plan.task_config, flags.seed)
+    run = Run(
+        plan.folder,
+        eval_every=flags.eval_every,
+        checkpoint_every=flags.checkpoint_every,
+        stop_after=flags.stop_after,
+        resume=plan.resume,
+        init_from=flags.init_from,
+        settings={
+            k: str(v) if isinstance(v, Path) else v
+            for k, v in dataclasses.asdict(flags).items()
+            if k not in LIVE
+        },
+    )
+    print(f"{plan.task}, {plan.algo}, {flags.num_envs} environments; {plan.folder}")
+    judge = Judge(plan, make)
+    try:
+        registry.load("algos", plan.algo).train(plan.algo_config, env, run, judge)
+    finally:
+        run.close()
+        env.close()
+    return finish(plan, run, judge)
+
+
+class Judge:
+    """Evaluates during training, in environments of its own.
+
+    Each evaluation plays the same episodes from the same start, so that checkpoints are compared
+    on equal terms and a resumed run finds the figures of an uninterrupted one.
+    """
+
+    def __init__(self, plan: Plan, make) -> None:
+        from ctrl_rl.evaluation import EVALUATION_SEED
+
+        flags = plan.flags
+        self.episodes = flags.eval_episodes
+        self.build = lambda: build(
+            plan, make, flags.eval_episodes, plan.task_config.evaluation(),
+            flags.seed + EVALUATION_SEED,
+        )  # fmt: skip
+        self.env = self.start = self.result = None
+
+    def __call__(self, policy) -> dict[str, float]:
+        """Figures of a policy, for the log."""
+        from ctrl_rl.evaluation import evaluate
+
+        if self.env is None:
+            self.env = self.build()
+            self.start = self.env.state_dict()
+        self.env.load_state_dict(self.start)
+        self.result = evaluate(policy, self.env, self.episodes)
+        return self.result.log()
+
+
+def build(plan: Plan, make, num_envs: int, config, seed: int):
+    """Environments of the plan's task."""
+    flags = plan.flags
+    return make(
+        plan.task,
+        num_envs,
+        backend=flags.backend,
+        device=flags.device,
+        seed=seed,
+        threads=flags.threads,
+        config=config,
+    )
+
+
+def finish(plan: Plan, run, judge: Judge) -> dict:
+    """Evaluation file, video and report of a run that reached its end; the object for --json."""
+    from ctrl_rl.runs import read_config
+
+    result = {
+        "task": plan.task,
+        "config": read_config(plan.folder),
+        "metrics": judge.result.to_dict() if judge.result else {},
+        "run": str(plan.folder),
+        "env_steps": run.rows[-1]["step"] if run.rows else 0,
+    }
+    return result
+
+
+# From words to a plan -----------------------------------------------------------------------
+
+
+def read_plan(argv: list[str]) -> Plan:
+    """Read the command line in two passes: task and algorithm, then their fields.
+
+    Raises:
+        NotFound: unknown task or algorithm.
+        ValueError: anything else the command line gets wrong.
+    """
+    argv = list(argv)
+    task = argv.pop(0) if argv and not argv[0].startswith("-") else None
+    resume = _take(argv, "--resume")
+    algo = _take(argv, "--algo")
+    saved = None
+    if resume is not None:
+        from ctrl_rl.runs import read_config
+
+        saved = read_config(Path(resume))
+        for name, given in (("task", task), ("algo", algo)):
+            if given not in (None, saved[name]):
+                raise ValueError(f"{resume} is a run of {saved[name]}, not of {given}")
+        task, algo = saved["task"], saved["algo"]
+    algo = algo or "ppo"
+    asks_help = "-h" in argv or "--help" in argv
+    if task is None and not asks_help:
+        raise cli.UsageError("train needs a task; ctrl-rl list tasks shows them")
+
+    algo_cls = typing.get_type_hints(registry.load("algos", algo).train)["config"]
+    task_cls = registry.load("tasks", task).Config if task else None
+    if saved is None:
+        presets = dict(registry.load("tasks", task).presets.get(algo, {})) if task else {}
+        own = {f.name for f in dataclasses.fields(RunFlags)}
+        flags = RunFlags(**{k: presets.pop(k) for k in list(presets) if k in own})
+        algo_config, task_config = algo_cls(**presets), task_cls() if task_cls else None
+    else:
+        flags = rebuild(RunFlags, {**saved["run"], "run_dir": resume})
+        algo_config = rebuild(algo_cls, saved["algo_config"])
+        task_config = rebuild(task_cls, saved["task_config"])
+
+    parsed = _parse(argv, task, algo, flags, algo_config, task_config)
+    flags = parsed.run
+    if resume is not None and flags.run_dir != Path(resume):
+        raise ValueError("--run-dir and --resume name two folders; leave one out")
+    values = {f.name: getattr(parsed.algo, f.name) for f in dataclasses.fields(algo_cls)}
+    shared = set(values) & {f.name for f in dataclasses.fields(RunFlags)}
+    algo_config = algo_cls(**values | {name: getattr(flags, name) for name in shared})
+    time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    folder = flags.run_dir or Path("runs") / task / algo / f"{time}-s{flags.seed}"
+    return Plan(task, algo, flags, algo_config, parsed.task, folder, resume is not None)
+
+
+def _parse(argv, task, algo, flags, algo_config, task_config):
+    """Second pass: bare run flags, `--algo.X` without what the run flags decide, `--task.X`."""
+    import tyro
+
+    own = {f.name for f in dataclasses.fields(RunFlags)}
+    algo_cls = type(algo_config)
+    hidden = [
+        (
+            f.name,
+            tyro.conf.Suppress[f.type],
+            dataclasses.field(default=getattr(algo_config, f.name)),
+        )
+        for f in dataclasses.fields(algo_config)
+        if f.name in own
+    ]
+    algo_flags = dataclasses.make_dataclass(
+        algo_cls.__name__, hidden, bases=(algo_cls,), frozen=True, kw_only=True
+    )
+    algo_flags.__doc__ = f"Settings of {algo}."
+    values = {f.name: getattr(algo_config, f.name) for f in dataclasses.fields(algo_config)}
+    fields = [
+        ("run", typing.Annotated[RunFlags, tyro.conf.arg(name="")], flags),
+        ("algo", algo_flags, algo_flags(**values)),
+    ]
+    if task_config is not None:
+        fields.append(("task", type(task_config), task_config))
+    whole = dataclasses.make_dataclass(
+        "Train",
+        [(n, t, dataclasses.field(default_factory=lambda d=d: d)) for n, t, d in fields],
+        frozen=True,
+    )
+    about = (
+        __doc__ if task else f"{__doc__}\nctrl-rl train TASK --help shows the task's fields too."
+    )
+    return cli.parse(whole, argv, f"ctrl-rl train {task or 'TASK'}", description=about)
+
+
+def rebuild(cls, data: dict):
+    """An instance of a configuration dataclass from decoded JSON, equal to the one saved.
+
+    Raises:
+        ValueError: a key that the class does not have: the run is of another version.
+    """
+    hints = typing.get_type_hints(cls)
+    unknown = sorted(set(data) - set(hints))
+    if unknown:
+        raise ValueError(f"{cls.__name__} of this version has no {', '.join(unknown)}")
+    return cls(**{key: _typed(hints[key], value) for key, value in data.items()})
+
+
+def _typed(hint, value):
+    """JSON knows no tuples, paths and dataclasses."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if value is None:
+        return None
+    if dataclasses.is_dataclass(hint):
+        return rebuild(hint, value)
+    if isinstance(value, list):
+        inner = args[0] if args and args[-1] is Ellipsis else None
+        kinds = [inner] * len(value) if inner else (args or [None] * len(value))
+        return tuple(_typed(k, v) for k, v in zip(kinds, value, strict=False))
+    if origin is dict:
+        return {k: _typed(args[1], v) for k, v in value.items()}
+    if isinstance(value, str) and (hint is Path or Path in args):
+        return Path(value)
+    if hint is float:
+        return float(value)
+    return value
+
+
+def _take(argv: list[str], flag: str) -> str | None:
+    """Remove `--flag VALUE` or `--flag=VALUE`."""
+    for i, word in enumerate(argv):
+        if word == flag:
+            if i + 1 == len(argv):
+                raise cli.UsageError(f"{flag} needs a value")
+            value = argv[i + 1]
+            del argv[i : i + 2]
+            return value
+        if word.startswith(flag + "="):
+            del argv[i]
+            return word.partition("=")[2]
+    return None

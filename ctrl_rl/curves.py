@@ -1,0 +1,216 @@
+"""Learning curves: one run's figures on a page, and runs over seeds beside each other."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ctrl_rl.runs import read_config, read_metrics
+
+COLORS = ("#2563eb", "#ea580c", "#16a34a", "#9333ea", "#dc2626", "#0891b2", "#a16207", "#4b5563")
+GROUPS = (  # title, keys (or prefixes ending in "/") that share a panel
+    ("Episode return", ("rollout/episode_return", "eval/episode_return")),
+    ("Episode length [steps]", ("rollout/episode_length", "eval/episode_length")),
+    ("Ended by termination [share]", ("rollout/terminated", "eval/terminated_rate")),
+    ("Reward terms, mean per step", ("reward/",)),
+    ("Task figures, mean per step", ("task/",)),
+    ("Explained variance of the critic", ("value/explained_variance",)),
+    ("KL divergence per minibatch [nat]", ("policy/kl",)),
+    ("Standard deviation of the action", ("policy/std",)),
+    ("Learning rate", ("loss/learning_rate",)),
+    ("Value loss", ("loss/value",)),
+    ("Env steps per second", ("time/env_steps_per_s",)),
+)
+IQM_FROM = 5
+"""Runs from which on the middle is the interquartile mean instead of the mean."""
+
+
+def draw_run(folder: Path) -> Path | None:
+    """Write curves.png of a run; None if nothing was logged yet."""
+    rows = read_metrics(folder)
+    if not rows:
+        return None
+    panels = _panels(rows)
+    columns = 3
+    lines = math.ceil(len(panels) / columns)
+    figure = _figure(4.6 * columns, 2.9 * lines + 0.5)
+    config = read_config(folder)
+    figure.suptitle(
+        f"{config['task']} · {config['algo']} · seed {config['run']['seed']}",
+        x=0.012,
+        ha="left",
+        weight="bold",
+    )
+    for place, (title, keys) in enumerate(panels, 1):
+        axes = figure.add_subplot(lines, columns, place)
+        for color, key in zip(_colors(len(keys)), keys, strict=True):
+            x, y = series(rows, key)
+            evaluation = key.startswith("eval/")
+            color = {"rollout": COLORS[0], "eval": COLORS[1]}.get(key.partition("/")[0], color)
+            axes.plot(
+                x,
+                y,
+                color=color,
+                marker="o" if evaluation or len(x) < 2 else None,
+                markersize=3.5,
+                linewidth=1.5,
+                label=_label(key, title),
+            )
+        _dress(axes, title)
+        if title in ("Value loss", "Learning rate") and all(
+            row.get(keys[0], 1) > 0 for row in rows
+        ):
+            axes.set_yscale("log")
+            axes.tick_params(which="minor", labelleft=False)
+        if len(keys) > 1:
+            axes.legend(fontsize=7, frameon=False, ncols=2 if len(keys) > 5 else 1)
+    path = Path(folder) / "curves.png"
+    figure.savefig(path)
+    return path
+
+
+def draw_comparison(
+    folders: Sequence[Path], path: Path, key: str = "eval/episode_return"
+) -> dict[str, dict]:
+    """Draw one figure of several runs; those of one task and algorithm are seeds of one line.
+
+    The line is the mean, from five runs on the interquartile mean (Agarwal et al., "Deep
+    reinforcement learning at the edge of the statistical precipice", 2021, arXiv:2108.13264); the
+    shade is its 95 % bootstrap interval over runs, drawn where all runs of the line have values.
+
+    Args:
+        folders: run folders.
+        path: picture to write.
+        key: column of metrics.csv.
+
+    Returns:
+        Line -> {"runs": n, "statistic": its name, "last": value and interval at the last step}.
+
+    Raises:
+        ValueError: not a run folder, or the key was logged by none of them.
+    """
+    lines: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+    for folder in folders:
+        config = read_config(folder)
+        x, y = series(read_metrics(folder), key)
+        if len(x):
+            lines.setdefault(f"{config['task']} · {config['algo']}", []).append((x, y))
+    if not lines:
+        known = sorted({k for f in folders for row in read_metrics(f) for k in row} - {"step"})
+        raise ValueError(f"no run has logged {key!r}; there are {', '.join(known) or 'none'}")
+    figure = _figure(7.2, 4.4)
+    axes = figure.add_subplot()
+    found = {}
+    for color, (name, runs) in zip(_colors(len(lines)), lines.items(), strict=True):
+        x, values = align(runs)
+        name_of = "interquartile mean" if len(runs) >= IQM_FROM else "mean"
+        middle = _middle(values, len(runs))
+        label = f"{name} ({len(runs)} run{'s' if len(runs) > 1 else ''}"
+        axes.plot(
+            x,
+            middle,
+            color=color,
+            linewidth=1.8,
+            label=f"{label}, {name_of})" if len(runs) > 1 else f"{label})",
+        )
+        low, high = interval(values)
+        if len(runs) > 1:
+            axes.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0)
+        found[name] = {
+            "runs": len(runs),
+            "statistic": name_of,
+            "last": {
+                "mean": float(middle[-1]),
+                "ci95": [float(low[-1]), float(high[-1])] if len(runs) > 1 else None,
+                "n": len(runs),
+                "unit": "-",
+            },
+        }
+    _dress(axes, key)
+    axes.legend(fontsize=8, frameon=False)
+    figure.savefig(path)
+    return found
+
+
+def series(rows: Sequence[dict], key: str) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and values of a column, where it has any."""
+    pairs = [(row["step"], row[key]) for row in rows if key in row and math.isfinite(row[key])]
+    x, y = zip(*pairs, strict=True) if pairs else ((), ())
+    return np.array(x, float), np.array(y, float)
+
+
+def align(runs: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """Runs (steps, values) on common steps within what all of them cover; values (R, X)."""
+    low, high = max(x[0] for x, _ in runs), min(x[-1] for x, _ in runs)
+    grid = np.unique(np.concatenate([x for x, _ in runs]))
+    grid = grid[(grid >= low) & (grid <= high)]
+    if not len(grid):
+        raise ValueError("the runs have no env step in common")
+    return grid, np.stack([np.interp(grid, x, y) for x, y in runs])
+
+
+def iqm(values: np.ndarray) -> np.ndarray:
+    """Mean of the middle half over axis 0; scipy's 25 % trimmed mean, as rliable has it."""
+    from scipy.stats import trim_mean
+
+    return trim_mean(values, 0.25, axis=0)
+
+
+def interval(values: np.ndarray, resamples: int = 2000) -> tuple[np.ndarray, np.ndarray]:
+    """95 % percentile bootstrap interval over runs (R, X) of what `draw_comparison` draws."""
+    runs = len(values)
+    draws = np.random.default_rng(0).integers(0, runs, (resamples, runs))
+    middles = np.stack([_middle(values[draw], runs) for draw in draws])
+    low, high = np.percentile(middles, (2.5, 97.5), axis=0)
+    return low, high
+
+
+# Inside -------------------------------------------------------------------------------------
+
+
+def _middle(values: np.ndarray, runs: int) -> np.ndarray:
+    return iqm(values) if runs >= IQM_FROM else values.mean(0)
+
+
+def _panels(rows: Sequence[dict]) -> list[tuple[str, list[str]]]:
+    """Titles and the logged keys under them."""
+    logged = dict.fromkeys(key for row in rows for key in row if key != "step")
+    panels = []
+    for title, wanted in GROUPS:
+        keys = [
+            k for k in logged for w in wanted if k == w or (w.endswith("/") and k.startswith(w))
+        ]
+        if keys:
+            panels.append((title, keys))
+    return panels
+
+
+def _label(key: str, title: str) -> str:
+    head, _, tail = key.partition("/")
+    names = {"rollout": "training", "eval": "evaluation"}
+    return names[head] if head in names else tail
+
+
+def _colors(count: int) -> list[str]:
+    return [COLORS[i % len(COLORS)] for i in range(count)]
+
+
+def _figure(width: float, height: float):
+    """A figure that needs no window; inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=110, layout="constrained")
+
+
+def _dress(axes, title: str) -> None:
+    """What all panels share."""
+    from matplotlib.ticker import EngFormatter
+
+    axes.set_title(title, fontsize=9, loc="left")
+    axes.set_xlabel("env steps", fontsize=7.5, color="#555")
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.tick_params(which="both", labelsize=7.5, color="#999")
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color("#999")
