@@ -205,6 +205,16 @@ class Go1Velocity(TaskEnv):
         "ppo": {
             "num_envs": 512,
             "total_steps": 1_600_000,
+            "num_steps": 16,
+            "num_epochs": 5,
+            "num_minibatches": 4,
+            "learning_rate": 1e-3,
+            "target_kl": 0.02,
+            "gamma": 0.97,
+            "entropy_coef": 0.005,
+            "hidden": (128, 128),
+            "initial_std": 0.6,
+            "normalize_obs": False,
         }
     }
 
