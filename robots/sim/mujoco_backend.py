@@ -77,7 +77,7 @@ class MujocoSim:
         self._fields: dict[str, Tensor] = {}
         self._expanded: dict[str, Tensor] = {}
         self._history = torch.from_numpy(self._batch.bind("history")) if model.nhistory else None
-        self._delay_slots, self._delay_actuators = _delay_layout(model)
+        self._delay_slots, self._delay_actuators = delay_layout(model)
 
     def fault_cause(self, row: int) -> str:
         """Names of the MuJoCo warnings that rose in this world, and the remedy if there is one."""
@@ -101,7 +101,7 @@ class MujocoSim:
 
     def model_field(self, name: str) -> Tensor:
         """See `Sim.model_field`."""
-        return torch.from_numpy(np.array(_model_value(self.model, name)))
+        return torch.from_numpy(np.array(model_value(self.model, name)))
 
     def expand(self, name: str) -> Tensor:
         """See `Sim.expand`. Raises ValueError for a field that `commit` derives from others."""
@@ -198,13 +198,13 @@ def _ids(rows: Rows):
     return None if isinstance(rows, slice) else rows.numpy()
 
 
-def _model_value(model: mujoco.MjModel, name: str):
+def model_value(model: mujoco.MjModel, name: str):
     """A field of the model or, as "opt.x", of its options."""
     owner, _, attribute = name.rpartition(".")
     return getattr(model.opt if owner == "opt" else model, attribute)
 
 
-def _delay_layout(model: mujoco.MjModel) -> tuple[Tensor, Tensor]:
+def delay_layout(model: mujoco.MjModel) -> tuple[Tensor, Tensor]:
     """Columns of `history` that hold delayed inputs, and whose they are.
 
     An actuator's buffer of n samples is (user, cursor, n times, n values), mjmodel.h.
