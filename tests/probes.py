@@ -135,7 +135,7 @@ LQR_ACTION_COST = np.array([[0.1]])
 
 
 class PointMass(Probe):
-    """Unit mass on a line; the cost x'Qx + u'Ru is of the state before the step; never terminated."""
+    """Unit mass on a line; cost x'Qx + u'Ru of the state before the step."""
 
     id = "Probe-PointMass-v0"
     step_dt = LQR_DT
