@@ -4,18 +4,14 @@ Started again, a benchmark skips every cell whose file exists with the same conf
 interrupted run goes on where it was. A cell that fails is reported, leaves no file and makes the
 exit status 1.
 
-Reading order: `Cell` -> `main` -> `load` -> `machine`.
+Reading order: `Cell` -> `main` -> `load`.
 """
 
 import argparse
 import datetime
 import fnmatch
-import importlib.metadata
 import json
-import os
-import platform
 import shlex
-import subprocess
 import sys
 import time
 import traceback
@@ -23,12 +19,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ctrl_rl.runs import provenance
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 SCHEMA = 1
-
-PACKAGES = "ctrl-rl torch numpy mujoco mujoco-warp warp-lang gymnasium onnxruntime".split()
-"""Packages whose versions a cell records where they are installed."""
 
 
 class Absent(RuntimeError):
@@ -96,36 +91,6 @@ def load(benchmark: str, results: Path = RESULTS) -> dict[str, dict]:
     return {path.stem: json.loads(path.read_text()) for path in paths}
 
 
-def machine() -> dict:
-    """What the measurement ran on."""
-    found = {"cpu": _cpu_name(), "cores": os.cpu_count(), "os": platform.platform(terse=True)}
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    found["memory_gib"] = round(memory / 2**30, 1)
-    if "torch" in sys.modules and sys.modules["torch"].cuda.is_available():
-        found["gpu"] = sys.modules["torch"].cuda.get_device_name()
-    return found
-
-
-def versions() -> dict[str, str]:
-    """Versions of what is installed beside the benchmark; a peer reports its own."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def commit() -> str:
-    """Commit of the checkout, with "+changes" where tracked files outside results/ differ."""
-    head = _git("rev-parse", "HEAD")
-    if not head:
-        return "unknown"
-    changed = _git("status", "--porcelain", "-uno", "--", ".", ":!benchmarks/results")
-    return head + ("+changes" if changed else "")
-
-
 def _chosen(name: str, patterns: Sequence[str]) -> bool:
     return not patterns or any(fnmatch.fnmatchcase(name, p) for p in patterns)
 
@@ -143,15 +108,13 @@ def _measure(benchmark: str, cell: Cell, measure: Callable[[dict], dict], path: 
         "cell": cell.name,
         "config": _plain(cell.config),
         "command": shlex.join(["python", "-m", f"benchmarks.{benchmark}", cell.name]),
-        "commit": commit(),
+        **provenance(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
     start = time.perf_counter()
     try:
         record["result"] = measure(cell.config)
         record["wall_s"] = round(time.perf_counter() - start, 2)
-        record["hardware"] = machine()
-        record["versions"] = versions()
         text = json.dumps(record, indent=1, allow_nan=False)
     except Absent as absent:
         print(f"{cell.name}: not measured: {absent}", file=sys.stderr)
@@ -171,18 +134,3 @@ def _measure(benchmark: str, cell: Cell, measure: Callable[[dict], dict], path: 
 def _plain(config: dict) -> dict:
     """As JSON gives it back: tuples become lists."""
     return json.loads(json.dumps(config))
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def _git(*args: str) -> str:
-    run = subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=False)
-    return run.stdout.strip() if run.returncode == 0 else ""

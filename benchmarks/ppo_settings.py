@@ -20,6 +20,6 @@ SETTINGS = {
     "max_grad_norm": 0.5,
     "hidden": [64, 64],
     "activation": "tanh",
-    "log_std_init": 0.0,
+    "initial_std": 1.0,
     "total_steps": 245 * 8 * 512,  # the first whole iteration past one million
 }

@@ -4,6 +4,7 @@
 iteration of `learn`.
 """
 
+import math
 import sys
 import time
 
@@ -43,7 +44,7 @@ def build(config):
         policy_kwargs={
             "net_arch": list(s["hidden"]),
             "activation_fn": {"tanh": torch.nn.Tanh}[s["activation"]],
-            "log_std_init": s["log_std_init"],
+            "log_std_init": math.log(s["initial_std"]),
         },
         seed=config["seed"],
         device="cpu",
