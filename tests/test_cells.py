@@ -101,8 +101,8 @@ def script(tmp_path, repository):
 
 
 def test_workers_take_turns_and_count_their_work(script):
-    slow = peers.Worker(peers.OURS, script, {"sleep": 0.02, "work": 1})
-    fast = peers.Worker(peers.OURS, script, {"sleep": 0.02, "work": 10})
+    slow = peers.Worker(peers.OURS, str(script), {"sleep": 0.02, "work": 1})
+    fast = peers.Worker(peers.OURS, str(script), {"sleep": 0.02, "work": 10})
     with slow, fast:
         assert slow.versions["pytest"] == pytest.__version__
         slices = peers.interleave({"slow": slow, "fast": fast}, seconds=0.1, rounds=3)
@@ -118,7 +118,7 @@ def test_a_worker_that_dies_is_named(tmp_path):
     broken = tmp_path / "broken.py"
     broken.write_text("raise SystemExit(7)")
     with pytest.raises(RuntimeError, match=r"broken\.py ended with status 7"):
-        peers.Worker(peers.OURS, broken, {})
+        peers.Worker(peers.OURS, str(broken), {})
 
 
 def test_an_absent_peer_says_how_it_is_made(tmp_path, monkeypatch):
@@ -143,3 +143,26 @@ def test_every_committed_result_is_complete(repository):
         record = json.loads(path.read_text())
         missing = {"config", "result", "command", "commit", "date", "hardware", "versions"}
         assert not missing - record.keys(), f"{path} lacks {missing - record.keys()}"
+
+
+ADDER = """
+import sys
+sys.path.insert(0, {benchmarks!r})
+import worker
+
+def add(config):
+    print("a library that prints")
+    return {{"sum": config["a"] + config["b"]}}
+
+worker.answer(add, ["pytest"])
+"""
+
+
+def test_call_gives_the_answer_and_the_versions(tmp_path, repository):
+    script = tmp_path / "adder.py"
+    script.write_text(ADDER.format(benchmarks=str(repository / "benchmarks")))
+    answer = peers.call(peers.OURS, str(script), {"a": 2, "b": 3})
+    assert answer["result"] == {"sum": 5}
+    assert answer["versions"]["pytest"] == pytest.__version__
+    with pytest.raises(RuntimeError, match="ended with status 1"):
+        peers.call(peers.OURS, str(script), {"a": 2})
