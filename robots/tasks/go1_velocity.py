@@ -314,10 +314,11 @@ class Go1Velocity(TaskEnv):
 
     def _clock(self, rows: Rows) -> Tensor:
         """(sin, cos) of the trot clock, (0, 0) while the command is zero (n, 2)."""
-        turns = self.phase_start[rows, 0] + self.step_count[rows] * (
+        # An int64 tensor times a float is float32, which loses 2e-5 within an episode.
+        turns = self.phase_start[rows, 0].double() + self.step_count[rows].double() * (
             self.spec.step_dt * self.config.gait_rate_hz
         )
-        angle = 2 * math.pi * turns
+        angle = (2 * math.pi * torch.remainder(turns, 1.0)).to(self.sim.dtype)
         return torch.stack([torch.sin(angle), torch.cos(angle)], 1) * self.walks[rows]
 
     # Rewards and terminations -----------------------------------------------------------------
