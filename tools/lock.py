@@ -41,7 +41,9 @@ def freeze() -> list[str]:
         subprocess.run([*pip, "install", *PINS, f"{ROOT}[dev]"], check=True)
         subprocess.run([*pip, "check"], check=True)
         command = [*pip, "freeze", "--exclude", "ctrl-rl", "--exclude", "pip"]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split("\n")
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split(
+            "\n"
+        )
 
 
 def main() -> int:
