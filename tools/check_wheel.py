@@ -1,6 +1,6 @@
 """Refuses a wheel that holds more or less than the four packages and their data.
 
-python tools/check_wheel.py dist/ctrl_rl-0.1.0-py3-none-any.whl
+Used by .ci/run: `python tools/check_wheel.py dist/ctrl_rl-0.1.0-py3-none-any.whl`.
 """
 
 import subprocess
