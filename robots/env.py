@@ -11,7 +11,9 @@ next one.
 """
 
 import dataclasses
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +23,9 @@ from ctrl_rl.spec import Discrete, EnvSpec, ObsTerm
 from robots.sim import Rows, Sim
 
 ALL = slice(None)
+
+MODELS = Path(__file__).parent / "models"
+"""Model files of this package."""
 
 
 def _without_autograd(method):
@@ -79,6 +84,7 @@ class TaskEnv:
         self.device = self.sim.device
         self.spec = self.make_spec()
         n = num_envs
+        self._renderer = None
         self.memory: dict[str, Tensor] = {}
         self.index = torch.arange(first_index, first_index + n, device=self.device)
         self.episode = self.remember("episode", torch.full((n,), -1, device=self.device))
@@ -126,6 +132,10 @@ class TaskEnv:
     def metrics(self) -> dict[str, Tensor]:
         """Figures (N,) for the log, taken with the rewards."""
         return {}
+
+    def picture_file(self) -> Path:
+        """MJCF that `frame` and the viewers draw, with the positions of `sim.qpos`."""
+        raise NotImplementedError(f"{self.id} has no picture")
 
     # What a task uses -----------------------------------------------------------------------
 
@@ -239,6 +249,7 @@ class TaskEnv:
         for name, value in state["memory"].items():
             self.memory[name].copy_(value)
         self._obs = {k: v.clone() for k, v in state["obs"].items()}
+        self._key = self._draw_key(ALL)
 
     def get_rows(self, rows: Tensor) -> dict:
         """State of some rows."""
@@ -257,9 +268,25 @@ class TaskEnv:
         self._obs = {k: v.clone() for k, v in self._obs.items()}
         for name, value in state["obs"].items():
             self._obs[name][rows] = value
+        self._key = self._draw_key(ALL)
+
+    def frame(self, row: int = 0) -> np.ndarray:
+        """A picture of one world, (H, W, 3) uint8.
+
+        Raises:
+            ValueError: no picture can be made on this machine; the message names the remedy.
+        """
+        from robots import render
+
+        if self._renderer is None:
+            self._renderer = render.Renderer(render.picture_model(self.picture_file()))
+        return self._renderer.draw(self.sim.qpos[row].cpu().numpy())
 
     def close(self) -> None:
         """Free the simulator."""
+        if self._renderer is not None:
+            self._renderer.close()
+            self._renderer = None
         self.sim.close()
 
     # Inside -----------------------------------------------------------------------------------
@@ -301,6 +328,8 @@ class TaskEnv:
                     f"{self.id}: action must be float32 ({self.num_envs}, {len(spec)}), "
                     f"not {action.dtype} {tuple(action.shape)}"
                 )
+            if torch.isfinite(action.sum()):  # one number tells that all is well
+                return action, None
             bad = ~torch.isfinite(action)
         if not bad.any():
             return action, None
@@ -308,6 +337,9 @@ class TaskEnv:
 
     def _faults(self, bad_action, terms, reward, next_obs) -> tuple[Tensor, tuple[Fault, ...]]:
         """Rows that left the numbers, with one cause each."""
+        total = sum((value.sum() for value in next_obs.values()), reward.sum())
+        if bad_action is None and torch.isfinite(total) and not self.sim.faulty.any():
+            return self.sim.faulty, ()  # one number tells that all is well, the usual case
         faulty = self.sim.faulty.clone()
         if bad_action is not None:
             faulty |= bad_action if bad_action.ndim == 1 else bad_action.any(1)
@@ -356,6 +388,7 @@ class _Group:
             [x for t in terms for x in f(t)], dtype=dtype, device=device
         )
         self.scale = per_term(lambda t: t.scale if len(t.scale) == t.size else t.scale * t.size)
+        self.scales = bool((self.scale != 1).any())
         clip = [(-torch.inf, torch.inf) if t.clip is None else t.clip for t in terms]
         self.low = per_term(lambda t: [clip[terms.index(t)][0]] * t.size)
         self.high = per_term(lambda t: [clip[terms.index(t)][1]] * t.size)
@@ -375,7 +408,7 @@ class _Group:
             x[:, self.noisy] += draw * self.noise
         if self.clips:
             x = torch.clamp(x, self.low, self.high)
-        x = (x * self.scale).float()
+        x = (x * self.scale if self.scales else x).float()
         return self._stack(x, rows) if self.stacked else x
 
     def begin(self, rows: Rows) -> None:
