@@ -14,12 +14,13 @@ leaves the track, after which there is no more reward to earn.
 import dataclasses
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ctrl_rl.spec import ActionDim, EnvSpec, ObsTerm
-from robots.env import TaskEnv
+from robots.env import MODELS, TaskEnv
 from robots.sim import Rows
 from robots.sim.ode_backend import OdeSim
 
@@ -77,6 +78,10 @@ class CartPoleSwingUp(TaskEnv):
     def make_sim(self, backend, device, threads):
         """Closed form; qpos is (cart position [m], pole angle [rad])."""
         return OdeSim(acceleration, self.num_envs, (2, 1), STEP_DT, device=device)
+
+    def picture_file(self) -> Path:
+        """Cart and pole on their track."""
+        return MODELS / "cartpole.xml"
 
     def make_spec(self) -> EnvSpec:
         """Position, cos, sin, both speeds; one force."""

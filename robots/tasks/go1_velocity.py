@@ -14,6 +14,7 @@ terminations are one physics step (5 ms) old; everything the actor sees is curre
 import dataclasses
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import mujoco
 import torch
@@ -233,6 +234,10 @@ class Go1Velocity(TaskEnv):
     def make_sim(self, backend, device, threads):
         """Training settings of the model."""
         return make_mujoco_sim(go1.make_model(), self.num_envs, backend, device, threads)
+
+    def picture_file(self) -> Path:
+        """The robot's model."""
+        return go1.MODEL_PATH
 
     def make_spec(self) -> EnvSpec:
         """Actor: measurable terms. Critic: the same without noise, and the privileged ones."""

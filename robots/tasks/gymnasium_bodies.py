@@ -142,6 +142,10 @@ class Body(TaskEnv):
             contact_forces=self.contact_forces,
         )
 
+    def picture_file(self) -> Path:
+        """gymnasium's model file has its own sky, light and floor."""
+        return gymnasium_model_path(self.model_file)
+
     def make_spec(self) -> EnvSpec:
         """State terms, then `more_terms`; one action per motor, named after its joint."""
         m = self.model
@@ -372,6 +376,14 @@ class Humanoid(FallingBody):
         }
 
 
+def gymnasium_model_path(file: str) -> Path:
+    """A model file of the installed gymnasium. Raises ValueError if there is none."""
+    package = importlib.util.find_spec("gymnasium")
+    if package is None or not package.submodule_search_locations:
+        raise ValueError("this task needs gymnasium's model files: pip install gymnasium")
+    return Path(package.submodule_search_locations[0]) / "envs" / "mujoco" / "assets" / file
+
+
 def load_gymnasium_model(file: str):
     """Compile a model file of the installed gymnasium. Raises ValueError if there is none."""
     import mujoco
@@ -379,11 +391,7 @@ def load_gymnasium_model(file: str):
     from robots.sim import mujoco_warnings
 
     mujoco_warnings.install()
-    package = importlib.util.find_spec("gymnasium")
-    if package is None or not package.submodule_search_locations:
-        raise ValueError("this task needs gymnasium's model files: pip install gymnasium")
-    path = Path(package.submodule_search_locations[0]) / "envs" / "mujoco" / "assets" / file
-    return mujoco.MjModel.from_xml_path(str(path))
+    return mujoco.MjModel.from_xml_path(str(gymnasium_model_path(file)))
 
 
 def _inside(x: Tensor, limits: tuple[float, float]) -> Tensor:

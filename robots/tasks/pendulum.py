@@ -6,12 +6,13 @@ never a termination. Angle 0 is upright.
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ctrl_rl.spec import ActionDim, EnvSpec, ObsTerm
-from robots.env import TaskEnv
+from robots.env import MODELS, TaskEnv
 from robots.sim import Rows
 from robots.sim.ode_backend import OdeSim
 
@@ -59,6 +60,10 @@ class Pendulum(TaskEnv):
         return OdeSim(
             acceleration, self.num_envs, (1, 1), STEP_DT, "semi_implicit_euler", device=device
         )
+
+    def picture_file(self) -> Path:
+        """A rod."""
+        return MODELS / "pendulum.xml"
 
     def make_spec(self) -> EnvSpec:
         """cos, sin, speed; one torque."""
