@@ -117,7 +117,11 @@ class Policy:
 
     @classmethod
     def from_section(cls, section: dict, device=None) -> "Policy":
-        """Build a policy, on the weights' device by default. Raises ValueError if something is missing or does not fit."""
+        """Build a policy, on the weights' device by default.
+
+        Raises:
+            ValueError: something is missing or does not fit.
+        """
         return cls(section, device)
 
     def section(self) -> dict:

@@ -6,7 +6,6 @@ are the algorithm's and `--task.X` the task's, whose presets for the algorithm a
 
 import dataclasses
 import datetime
-import json
 import typing
 from dataclasses import dataclass
 from pathlib import Path
