@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 import ctrl_rl
-from ctrl_rl.policy import Policy
+from ctrl_rl.policy import Policy, load_policy
+from ctrl_rl.runs import find_checkpoint, load_checkpoint, read_config
 from sim2real.card import TOLERANCE, Card, action_difference
 from sim2real.runtime import Network
 
@@ -80,6 +81,35 @@ def export(
     readable = json.dumps(json.loads(card.to_json()), indent=1)
     _write(path.with_suffix(".json"), readable.encode())
     return card
+
+
+def export_run(
+    run: str | Path, checkpoint: str | None = None, out: str | Path | None = None
+) -> tuple[Path, Card]:
+    """Export a checkpoint of a run folder; returns the file written and its card.
+
+    Args:
+        run: a run folder, or a `.pt` file of one.
+        checkpoint: "last", "best" or a step number; None for best, or last without one.
+        out: None for `policy.onnx` in the run folder.
+
+    Raises:
+        ValueError: no run folder, no such checkpoint, or a damaged one.
+        ExportError: see `export`.
+    """
+    path = Path(run)
+    if path.suffix != ".pt":
+        path = find_checkpoint(path, checkpoint)
+    elif checkpoint is not None:
+        raise ValueError(f"{path} is a checkpoint already; leave --checkpoint out")
+    folder = path.resolve().parent.parent
+    out = folder / "policy.onnx" if out is None else Path(out)
+    if not out.parent.is_dir():
+        raise ValueError(f"{out.parent} is not a folder")
+    policy = load_policy(path)
+    step = load_checkpoint(path)["step"]
+    card = export(policy, out, train_steps=step, commit=read_config(folder)["commit"] or "")
+    return out, card
 
 
 def record_obs(policy: Policy) -> Tensor:

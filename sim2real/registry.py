@@ -1,3 +1,6 @@
 """Commands of this package: name -> "module:function"."""
 
-COMMANDS: dict[str, str] = {}
+COMMANDS = {
+    "export": "sim2real.commands.export:main",
+    "verify": "sim2real.commands.verify:main",
+}

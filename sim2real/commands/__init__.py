@@ -1,0 +1,1 @@
+"""The commands `ctrl-rl export` and `ctrl-rl verify`."""
