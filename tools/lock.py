@@ -1,8 +1,8 @@
 """Writes requirements.lock: the exact versions that `make demo`, `make test` and CI install.
 
-Run by `make lock`. Installs the package with its development extra into a throw-away environment and writes what came
-out, without local versions (torch==2.13.0, not 2.13.0+cpu) and without hashes, so that the lock
-holds wherever the same version comes as another build.
+Run by `make lock`. Installs the package with its development extra into a throw-away environment
+and writes what came out, without local versions (torch==2.13.0, not 2.13.0+cpu) and without
+hashes, so that the lock holds wherever the same version comes as another build.
 """
 
 import subprocess
