@@ -84,7 +84,7 @@ class TaskEnv:
         self.device = self.sim.device
         self.spec = self.make_spec()
         n = num_envs
-        self._renderer = None
+        self._renderer = self._held = None
         self.memory: dict[str, Tensor] = {}
         self.index = torch.arange(first_index, first_index + n, device=self.device)
         self.episode = self.remember("episode", torch.full((n,), -1, device=self.device))
@@ -189,6 +189,7 @@ class TaskEnv:
             terminated |= flag
         metrics = _snapshot(self.metrics())
         self.advance(action)
+        self._hold(ALL)
         next_obs = self._make_obs(ALL)
 
         faulty, faults = self._faults(bad_action, terms, reward, next_obs)
@@ -270,6 +271,14 @@ class TaskEnv:
             self._obs[name][rows] = value
         self._key = self._draw_key(ALL)
 
+    def hold_command(self, command: Tensor | None) -> None:
+        """Let an operator command all rows, (C,) in the units of `spec.command`; None: not."""
+        if command is not None and command.shape != (len(self.spec.command),):
+            raise ValueError(
+                f"{self.id} takes {len(self.spec.command)} commands, not {tuple(command.shape)}"
+            )
+        self._held = command
+
     def frame(self, row: int = 0) -> np.ndarray:
         """A picture of one world, (H, W, 3) uint8.
 
@@ -280,7 +289,11 @@ class TaskEnv:
 
         if self._renderer is None:
             self._renderer = render.Renderer(render.picture_model(self.picture_file()))
-        return self._renderer.draw(self.sim.qpos[row].cpu().numpy())
+        caption = ""
+        if self.spec.command:
+            for dim, value in zip(self.spec.command, self.memory["command"][row], strict=True):
+                caption += f"{dim.name} {value:+.2f} {dim.unit}\n"
+        return self._renderer.draw(self.sim.qpos[row].cpu().numpy(), caption)
 
     def close(self) -> None:
         """Free the simulator."""
@@ -294,6 +307,11 @@ class TaskEnv:
     def _draw_key(self, rows: Rows) -> Tensor:
         return random.key(self.seed, self.index[rows], self.episode[rows], self.step_count[rows])
 
+    def _hold(self, rows: Rows) -> None:
+        """Put the operator's command in the place of the task's."""
+        if self._held is not None:
+            self.memory["command"][rows] = self._held.to(self.memory["command"])
+
     def _begin(self, rows: Rows, staggered: bool = False) -> None:
         self.episode[rows] += 1
         self.step_count[rows] = 0
@@ -304,6 +322,7 @@ class TaskEnv:
             self._key[rows] = self._draw_key(rows)
         self.sim.reset(rows)
         self.begin(rows)
+        self._hold(rows)
         self.sim.forward(rows)
         for group in self._groups.values():
             group.begin(rows)

@@ -5,6 +5,7 @@ OSMesa; `MUJOCO_GL` overrides the choice. Nothing here is imported before a pict
 so that training never needs OpenGL.
 """
 
+import atexit
 import ctypes.util
 import os
 import platform
@@ -16,7 +17,7 @@ import numpy as np
 from robots.sim import mujoco_warnings
 
 WIDTH, HEIGHT = 640, 480  # [pixels]
-SAMPLES = 4  # per pixel, against stairs on edges
+SAMPLES = 0  # per pixel; software OpenGL needs three times as long for smooth edges
 
 REMEDY = (
     "install a software OpenGL, e.g. Debian's libegl1 or libosmesa6, or set MUJOCO_GL to egl, "
@@ -80,13 +81,14 @@ class Renderer:
         self.pixels = np.zeros((height, width, 3), np.uint8)
         self.gl = _open_context(gl_backend(), width, height)
         self.gl.make_current()
-        self.context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
+        self.context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self.context)
         self.scene = mujoco.MjvScene(model, maxgeom=2000)
         self.option, self.camera = mujoco.MjvOption(), make_camera(model)
+        atexit.register(self.close)  # before MuJoCo ends its display, which fails afterwards
 
-    def draw(self, qpos: np.ndarray) -> np.ndarray:
-        """The world at `qpos` (nq,) as (H, W, 3) uint8, a fresh array."""
+    def draw(self, qpos: np.ndarray, caption: str = "") -> np.ndarray:
+        """The world at `qpos` (nq,) as (H, W, 3) uint8, a fresh array; caption at the top left."""
         self.data.qpos[:] = qpos
         mujoco.mj_kinematics(self.model, self.data)
         mujoco.mj_comPos(self.model, self.data)
@@ -102,11 +104,21 @@ class Renderer:
         )
         self.gl.make_current()
         mujoco.mjr_render(self.window, self.scene, self.context)
+        if caption:
+            mujoco.mjr_overlay(
+                mujoco.mjtFont.mjFONT_NORMAL,
+                mujoco.mjtGridPos.mjGRID_TOPLEFT,
+                self.window,
+                caption.strip(),
+                "",
+                self.context,
+            )
         mujoco.mjr_readPixels(self.pixels, None, self.window, self.context)
         return self.pixels[::-1].copy()
 
     def close(self) -> None:
         """Free the OpenGL context."""
+        atexit.unregister(self.close)
         self.context.free()
         self.gl.free()
 
