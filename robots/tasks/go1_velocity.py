@@ -219,6 +219,11 @@ class Go1Velocity(TaskEnv):
         }
     }
 
+    metric_units = {
+        "error_lin_vel_x": "m/s",
+        "error_lin_vel_y": "m/s",
+        "error_ang_vel_z": "rad/s",
+    }
     trunk_geoms = ("trunk",)
     """Geoms that a fall brings to the floor."""
     foot_geoms = tuple(f"{leg}_foot" for leg in go1.LEGS)
