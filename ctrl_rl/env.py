@@ -146,7 +146,7 @@ def check_env(
             roll-out itself can be checked; the report says what was not.
         num_envs: N of the roll-out, at least 4; ignored for an instance.
         seed: seed of environments and actions.
-        num_steps: length of the roll-out; None for one whole episode and two steps.
+        num_steps: length of the roll-out; None for one whole episode and two steps, at least 30.
 
     Returns:
         The report, when there is no fault.
@@ -158,26 +158,26 @@ def check_env(
         raise ValueError(f"check_env needs num_envs of at least 4, not {num_envs}")
     subject = _Subject(make, num_envs, seed)
     passed, faults, skipped = [], [], []
+    wrong = ""  # why the rest cannot be checked
     try:
-        subject.play(num_steps)
-    except Exception as error:
-        # Without a roll-out there is nothing to look at: say so and stop here.
-        faults.append(f"roll-out: step or reset raised {type(error).__name__}: {error}")
-        skipped += [f"{name}: there is no whole roll-out" for name in CHECKS]
-    else:
         for name, check in CHECKS.items():
-            if subject.make is None and name in NEED_MAKE:
-                skipped.append(f"{name}: needs make(num_envs, seed), not an instance")
-                continue
             try:
+                if wrong:
+                    raise _NotPossible(wrong)
+                if subject.make is None and name in NEED_MAKE:
+                    raise _NotPossible("needs make(num_envs, seed), not an instance")
+                if name == "shapes":
+                    subject.play(num_steps)
                 found = list(check(subject))
             except _NotPossible as reason:
                 skipped.append(f"{name}: {reason}")
                 continue
             except Exception as error:
-                found = [f"raised {type(error).__name__}: {error}"]
+                found = [f"{type(error).__name__} was raised: {error}"]
             faults += [f"{name}: {line}" for line in found]
             passed += [] if found else [name]
+            if found and name in ("spec", "shapes"):
+                wrong = f"{name} must be right first"
     finally:
         subject.close()
     report = CheckReport(
@@ -226,15 +226,15 @@ class _Subject:
 
     def play(self, num_steps: int | None) -> None:
         """Record the roll-out."""
-        count = self.spec.max_episode_steps + 2 if num_steps is None else num_steps
+        count = max(self.spec.max_episode_steps + 2, 30) if num_steps is None else num_steps
         generator = torch.Generator().manual_seed(self.seed)
         self.actions = _random_actions(self.spec.action, count, self.num_envs, generator)
         self.start_returned = self.env.observe() if self.make else self.env.reset()
         self.start = _copy(self.start_returned)
         self.returned: list[Step] = []
         self.steps: list[Step] = []
-        for action in self.actions:
-            step = self.env.step(action.to(self.env.device))
+        for t in range(count):
+            step = self.act(self.env, t)
             self.returned.append(step)
             self.steps.append(_copy(step))
         self.ended = [bool((s.terminated | s.truncated).any()) for s in self.steps]
@@ -244,20 +244,24 @@ class _Subject:
         return self.steps[t - 1].obs if t else self.start
 
     def window(self) -> tuple[int, int]:
-        """Steps to replay: 20 around the first end of an episode, or the first 20."""
+        """Steps to replay: 20 around the first end of an episode, but never from the start."""
         first = self.ended.index(True) if True in self.ended else 0
-        return max(0, first - 10), min(len(self.steps), max(0, first - 10) + 20)
+        start = min(max(3, first - 10), len(self.steps))
+        return start, min(len(self.steps), start + 20)
+
+    def act(self, env: VecEnv, t: int) -> Step:
+        """Step with the recorded action `t`; the environment gets a copy."""
+        return env.step(self.actions[t][: env.spec.num_envs].to(env.device, copy=True))
 
     def advance(self, env: VecEnv, start: int, stop: int) -> None:
         """Play the recorded actions `start` to `stop`."""
-        for action in self.actions[start:stop]:
-            env.step(action.to(env.device))
+        for t in range(start, stop):
+            self.act(env, t)
 
     def replay(self, env: VecEnv, start: int, stop: int, rows=slice(None)) -> str | None:
         """Play recorded actions; say where the steps first differ from the roll-out in `rows`."""
         for t in range(start, stop):
-            step = _copy(env.step(self.actions[t][: env.spec.num_envs].to(env.device)))
-            text = _first_difference(step, self.steps[t], rows)
+            text = _first_difference(_copy(self.act(env, t)), self.steps[t], rows)
             if text:
                 return f"{text} of step {t}"
         return None
@@ -467,7 +471,7 @@ def _check_aliasing(s: _Subject) -> Iterator[str]:
             if ended and value.data_ptr() == returned.next_obs[group].data_ptr():
                 yield f"obs[{group!r}] and next_obs[{group!r}] of step {t} share memory"
                 return
-    step = s.env.step(s.actions[0].to(s.env.device))
+    step = s.act(s.env, 0)
     before = _copy(step.obs)
     for value in (*step.obs.values(), *s.env.observe().values()):
         value.fill_(12345.0)
@@ -519,13 +523,11 @@ def _check_reward(s: _Subject) -> Iterator[str]:
 
 
 def _check_determinism(s: _Subject) -> Iterator[str]:
-    """The same seed and actions give the same bits, whatever the global generators hold.
+    """The same seed and actions give the same bits, whoever else draws from global generators.
 
     The caller's action buffer is overwritten after each step: an environment that keeps a
     reference to it is found here.
     """
-    for count in (torch.manual_seed, np.random.seed, python_random.seed):
-        count(s.seed + 1)
     env = s.fresh()
     for t, action in enumerate(s.actions[: s.window()[1]]):
         buffer = action.to(env.device, copy=True)
@@ -534,9 +536,10 @@ def _check_determinism(s: _Subject) -> Iterator[str]:
             yield f"step {t} wrote to the action it was given"
             return
         buffer.zero_()
+        torch.rand(1), np.random.rand(), python_random.random()
         text = _first_difference(step, s.steps[t])
         if text:
-            yield f"in a second run {text} of step {t}".replace(", of", " of")
+            yield f"in a second run {text} of step {t}"
             return
 
 
@@ -556,13 +559,13 @@ def _check_num_envs(s: _Subject) -> Iterator[str]:
 def _check_observe(s: _Subject) -> Iterator[str]:
     """`observe` gives the last `obs` and changes nothing, however often it is called."""
     env = s.fresh()
-    for t, action in enumerate(s.actions[: s.window()[1]]):
+    for t in range(s.window()[1]):
         for value in (env.observe(), env.observe()):
             for group, tensor in value.items():
                 if not _same(tensor.cpu(), s.before(t)[group]).all():
                     yield f"observe()[{group!r}] before step {t} is not the observation of the row"
                     return
-        text = _first_difference(_copy(env.step(action.to(env.device))), s.steps[t])
+        text = _first_difference(_copy(s.act(env, t)), s.steps[t])
         if text:
             yield f"after calls of observe(), {text} of step {t}"
             return
@@ -603,30 +606,30 @@ def _foreign(value, path: str) -> Iterator[str]:
 def _check_rows(s: _Subject) -> Iterator[str]:
     """Rows put back by `set_rows` continue to the bit, others never notice; copies look alike."""
     start, stop = s.window()
+    half = (stop - start) // 2
+    if half == 0:
+        raise _NotPossible("the roll-out is too short")
+    rows, others = torch.tensor([1, 2]), torch.tensor([0, *range(3, s.num_envs)])
     env = s.fresh()
     s.advance(env, 0, start)
-    rows = torch.tensor([1, 2], device=env.device)
-    saved = env.get_rows(rows)
-    s.advance(env, start, start + 3)
-    env.set_rows(rows, saved)
-    for t in range(start, min(start + 3, stop)):
-        # Rows 1 and 2 live through steps start.. again, the others through start + 3..
-        if t + 3 >= stop:
-            break
-        action = s.actions[t + 3].clone()
-        action[1:3] = s.actions[t][1:3]
+    saved = env.get_rows(rows.to(env.device))
+    s.advance(env, start, start + half)
+    env.set_rows(rows.to(env.device), saved)
+    for t in range(start, start + half):
+        # `rows` live through step t for the second time, the others through step t + half.
+        action = s.actions[t + half].clone()
+        action[rows] = s.actions[t][rows]
         step = _copy(env.step(action.to(env.device)))
-        text = _first_difference(step, s.steps[t], torch.tensor([1, 2]))
+        text = _first_difference(step, s.steps[t], rows)
         if text:
             yield f"rows put back: {text} of step {t}"
             return
-        others = torch.tensor([0, *range(3, s.num_envs)])
-        text = _first_difference(step, s.steps[t + 3], others)
+        text = _first_difference(step, s.steps[t + half], others)
         if text:
-            yield f"set_rows of other rows: {text} of step {t + 3}"
+            yield f"set_rows of other rows: {text} of step {t + half}"
             return
-    env.set_rows(torch.tensor([3, 0], device=env.device), saved)
-    env.set_rows(rows, saved)
+    for target in ([3, 0], [1, 2]):
+        env.set_rows(torch.tensor(target, device=env.device), saved)
     for group, value in env.observe().items():
         if not _same(value[[3, 0]], value[[1, 2]]).all():
             yield f"a copied row has another obs[{group!r}]"
@@ -634,7 +637,7 @@ def _check_rows(s: _Subject) -> Iterator[str]:
 
 def _check_refusal(s: _Subject) -> Iterator[str]:
     """An action of a wrong shape or dtype raises ValueError and changes nothing."""
-    env, good = s.fresh(), s.actions[0].to(s.env.device)
+    env, good = s.fresh(), s.actions[0].to(s.env.device, copy=True)
     wrong = {
         "one row too many": torch.cat([good, good[:1]]),
         "one column too many": torch.stack([good, good], -1).flatten(1),
@@ -645,7 +648,10 @@ def _check_refusal(s: _Subject) -> Iterator[str]:
             env.step(action)
         except ValueError:
             continue
-        yield f"an action with {name} was taken"
+        except Exception as error:
+            yield f"an action with {name} raises {type(error).__name__}, not ValueError"
+        else:
+            yield f"an action with {name} was taken"
         return
     text = s.replay(env, 0, 1)
     if text:
