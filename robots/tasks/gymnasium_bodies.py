@@ -360,7 +360,9 @@ class Humanoid(FallingBody):
 
     def forward_position(self) -> Tensor:
         """x of the centre of mass [m], as kinematics computed it in the last physics step."""
-        return self._centres @ self._mass_share
+        return (self._centres * self._mass_share).sum(
+            1
+        )  # a product @ depends on N in its last bits
 
     def is_healthy(self) -> Tensor:
         """Height within limits."""
