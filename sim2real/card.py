@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from ctrl_rl.spec import Discrete, EnvSpec, ObsTerm
+from ctrl_rl.spec import Discrete, EnvSpec, ObsTerm, Robot
 
 KEY = "ctrl_rl_card"
 """Metadata key of the card in an ONNX file."""
@@ -44,6 +44,8 @@ class Card:
     """ctrl-rl that wrote the file."""
     commit: str
     """Git commit of the training code, or "" where there was none."""
+    task_config: dict
+    """The task's configuration in training, as JSON values; {} for its defaults."""
     reference_obs: np.ndarray
     """Recorded observations (K, d) float32."""
     reference_actions: np.ndarray
@@ -58,6 +60,7 @@ class Card:
             "train_steps": self.train_steps,
             "version": self.version,
             "commit": self.commit,
+            "task_config": self.task_config,
             "spec": json.loads(self.spec.to_json()),
             "reference_obs": _to_lists(self.reference_obs),
             "reference_actions": _to_lists(self.reference_actions),
@@ -86,6 +89,7 @@ class Card:
                 train_steps=int(data["train_steps"]),
                 version=str(data["version"]),
                 commit=str(data["commit"]),
+                task_config=dict(data["task_config"]),
                 reference_obs=np.array(data["reference_obs"], np.float32),
                 reference_actions=np.array(
                     data["reference_actions"], np.int64 if integers else np.float32
@@ -176,6 +180,13 @@ def action_difference(actions: np.ndarray, expected: np.ndarray) -> float:
     return float(np.where(np.isnan(error), math.inf, error).max())
 
 
+def robot_of(spec: EnvSpec) -> Robot:
+    """The robot behind a task. Raises CardError if it has none."""
+    if spec.robot is None:
+        raise CardError(f"{spec.task} has no robot: its policy drives no joints")
+    return spec.robot
+
+
 def match_joints(spec: EnvSpec, names: tuple[str, ...]) -> np.ndarray:
     """Where each of the card's joints stands among a robot's `names`.
 
@@ -184,9 +195,7 @@ def match_joints(spec: EnvSpec, names: tuple[str, ...]) -> np.ndarray:
     Raises:
         CardError: with the missing and the extra names.
     """
-    if spec.robot is None:
-        raise CardError(f"{spec.task} has no robot: its policy drives no joints")
-    wanted = [j.name for j in spec.robot.joints]
+    wanted = [j.name for j in robot_of(spec).joints]
     missing = [n for n in wanted if n not in names]
     extra = [n for n in names if n not in wanted]
     if missing or extra or len(names) != len(wanted):

@@ -19,7 +19,10 @@ import torch
 from torch import Tensor, nn
 
 import ctrl_rl
-from ctrl_rl.policy import Policy, load_policy
+from ctrl_rl import registry
+from ctrl_rl.commands.train import rebuild
+from ctrl_rl.making import make
+from ctrl_rl.policy import OnnxPolicy, Policy, load_policy
 from ctrl_rl.runs import find_checkpoint, load_checkpoint, read_config
 from sim2real.card import TOLERANCE, Card, action_difference
 from sim2real.runtime import Network
@@ -36,12 +39,13 @@ class ExportError(ValueError):
 
 
 def export(
-    policy: Policy,
+    policy: Policy | OnnxPolicy,
     path: str | Path,
     *,
     obs: Tensor | None = None,
     train_steps: int = 0,
     commit: str = "",
+    task_config: dict | None = None,
 ) -> Card:
     """Write `path` and, beside it, the readable copy of its card with the suffix `.json`.
 
@@ -51,16 +55,20 @@ def export(
         obs: recorded observations (K, d) float32; None to record them in the policy's own task.
         train_steps: environment steps behind the weights.
         commit: of the training code.
+        task_config: the task's configuration in training, as JSON values; None for its defaults.
 
     Raises:
         ExportError: the file's answers differ from the policy's by more than `TOLERANCE`.
         ValueError: a policy that reads another group than "actor".
     """
     path = Path(path)
+    if isinstance(policy, OnnxPolicy):
+        raise ValueError("the policy is an exported file already; copy it")
     if policy.group != "actor":
         raise ValueError(f"the policy reads {policy.group!r}; a robot only has 'actor'")
-    obs = record_obs(policy) if obs is None else obs
-    obs = obs[torch.isfinite(obs).all(1)]
+    task_config = task_config or {}
+    recorded = record_obs(policy, task_config) if obs is None else obs
+    obs = recorded[torch.isfinite(recorded).all(1)]
     if len(obs) == 0:
         raise ExportError("no recorded observation is finite; nothing was written")
     expected = _answers(policy.module, obs)
@@ -70,6 +78,7 @@ def export(
         train_steps=train_steps,
         version=ctrl_rl.__version__,
         commit=commit,
+        task_config=task_config,
         reference_obs=obs[picks].numpy(),
         reference_actions=expected[picks],
     )
@@ -106,16 +115,22 @@ def export_run(
     out = folder / "policy.onnx" if out is None else Path(out)
     if not out.parent.is_dir():
         raise ValueError(f"{out.parent} is not a folder")
-    policy = load_policy(path)
-    step = load_checkpoint(path)["step"]
-    card = export(policy, out, train_steps=step, commit=read_config(folder)["commit"] or "")
+    config = read_config(folder)
+    card = export(
+        load_policy(path),
+        out,
+        train_steps=load_checkpoint(path)["step"],
+        commit=config["commit"] or "",
+        task_config=config["task_config"],
+    )
     return out, card
 
 
-def record_obs(policy: Policy) -> Tensor:
+def record_obs(policy: Policy, task_config: dict) -> Tensor:
     """Observations (K, d) of the policy playing its own task, as evaluation plays it."""
-    task = ctrl_rl.registry.load("tasks", policy.spec.task)
-    env = ctrl_rl.make(policy.spec.task, RECORD_ENVS, config=task.Config().evaluation(), threads=1)
+    task = registry.load("tasks", policy.spec.task)
+    config = rebuild(task.Config, task_config).evaluation()
+    env = make(policy.spec.task, RECORD_ENVS, config=config, threads=1)
     obs, rows = env.reset(), []
     for _ in range(RECORD_STEPS):
         rows.append(obs["actor"])

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ctrl_rl.spec import EnvSpec
-from sim2real.card import CardError
+from sim2real.card import CardError, robot_of
 from sim2real.runtime import Controller, JointCommand, Reading, default_pos, load, run
 from sim2real.safety import Guard, Limits
 
@@ -46,9 +46,7 @@ class MockRobot:
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if spec.robot is None:
-            raise CardError(f"{spec.task} has no robot to mock")
-        joints = spec.robot.joints
+        joints = robot_of(spec).joints
         self.joint_names = tuple(j.name for j in joints)
         self.pos = default_pos(spec, self.joint_names)
         """(J,) [rad]"""
@@ -146,7 +144,7 @@ def main(arguments: list[str] | None = None) -> int:
     command = np.array(asked.command or [0.5 * d.high for d in dims])
     spec = card.spec
     print(
-        f"{spec.task}, robot {spec.robot.name}: {len(robot.joint_names)} joints, "
+        f"{spec.task}, robot {robot_of(spec).name}: {len(robot.joint_names)} joints, "
         f"{1 / spec.step_dt:g} Hz, command "
         + ", ".join(f"{d.name} {c:g} {d.unit}" for d, c in zip(dims, command, strict=True))
     )

@@ -22,7 +22,7 @@ import numpy as np
 import onnxruntime
 
 from ctrl_rl.spec import Discrete, EnvSpec, ObsTerm
-from sim2real.card import KEY, Card, CardError, match_joints
+from sim2real.card import KEY, Card, CardError, match_joints, robot_of
 
 if TYPE_CHECKING:
     from sim2real.safety import Guard
@@ -200,7 +200,10 @@ class Observer:
 
     def clamp(self, command) -> np.ndarray:
         """The command (N, C) inside the ranges that training saw."""
-        command = np.asarray(command, np.float64).reshape(-1, len(self._low_command))
+        command = np.atleast_2d(np.asarray(command, np.float64))
+        if command.shape[1] != len(self._low_command):
+            names = ", ".join(c.name for c in self.spec.command) or "nothing"
+            raise ValueError(f"a command of shape {command.shape} where the policy takes {names}")
         return np.clip(command, self._low_command, self._high_command)
 
     def build(self, reading: Reading, command: np.ndarray, prev_action: np.ndarray) -> np.ndarray:
@@ -328,6 +331,8 @@ class Controller:
         return self.targets(self.act(reading, command))
 
     def _bind_action(self, joint_names: tuple[str, ...]) -> None:
+        if isinstance(self.spec.action, Discrete):
+            raise CardError(f"{self.spec.task}: a choice among actions drives no joints")
         unknown = [d.name for d in self.spec.action if d.name not in joint_names]
         if unknown:
             raise CardError(f"action for joints that the robot lacks: {', '.join(unknown)}")
@@ -495,7 +500,7 @@ def _index(term: ObsTerm, spec: EnvSpec, joint_names: tuple[str, ...]) -> np.nda
     """Where a term's elements stand in the robot's joints or in the command, by name."""
     match term.kind:
         case "joint_pos_rel" | "joint_vel":
-            known, default = list(joint_names), [j.name for j in spec.robot.joints]
+            known, default = list(joint_names), [j.name for j in robot_of(spec).joints]
         case "command":
             known = default = [c.name for c in spec.command]
         case _:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ctrl_rl.spec import EnvSpec
-from sim2real.card import CardError, match_joints
+from sim2real.card import CardError, match_joints, robot_of
 from sim2real.runtime import (
     JointCommand,
     Reading,
@@ -94,7 +94,7 @@ class Guard:
         self.joint_names, self.num_robots = joint_names, num_robots
         match_joints(spec, joint_names)
         self.default_pos = default_pos(spec, joint_names)
-        joints = {j.name: j for j in spec.robot.joints}
+        joints = {j.name: j for j in robot_of(spec).joints}
         column = lambda key: np.array([getattr(joints[n], key) for n in joint_names])  # noqa: E731
         self.kp, self.kd = column("kp"), column("kd")
         """Gains (J,) [N·m/rad], [N·m·s/rad]."""
@@ -131,7 +131,7 @@ class Guard:
         self._target = np.zeros((n, j))
         self._start_pos = np.zeros((n, j))
         self._start_time = np.zeros(n)
-        self._last_time = np.zeros(n)
+        self._last_time = 0.0
 
     def reset(self, rows=slice(None)) -> None:
         """Release a stop; the next command begins a soft start from the pose found then."""
@@ -183,7 +183,7 @@ class Guard:
         if self.stopped.any():
             holds = usable & (low <= self._target) & (self._target <= high)
             self._stop_gains(kp, kd, vel, usable, holds)
-        self._last_time[:] = now
+        self._last_time = now
         return JointCommand(pos=self._target.copy(), kp=kp, kd=kd)
 
     def damping(self) -> JointCommand:
@@ -211,20 +211,21 @@ class Guard:
             text = f"the reading is {1e3 * age:.0f} ms old (at most {1e3 * longest:.0f} ms)"
             self._latch(everyone, lambda i: text)
         gap, longest = now - self._last_time, limits.max_gap_steps * self.step_dt
-        self._latch(
-            ~self._fresh & ~((gap >= 0) & (gap <= longest)),
-            lambda i: (
-                f"missed deadline: {1e3 * gap[i]:.0f} ms since the last command "
+        if not 0 <= gap <= longest:
+            late = (
+                f"missed deadline: {1e3 * gap:.0f} ms since the last command "
                 f"(at most {1e3 * longest:.0f} ms)"
-            ),
-        )
+            )
+            self._latch(~self._fresh, lambda i: late)
         if self._tilts:
             if reading.quat is None and reading.gravity is None:
                 self._latch(everyone, lambda i: "the reading has no orientation")
                 return
             with np.errstate(invalid="ignore", divide="ignore"):
                 upright = -projected_gravity(reading, self._imu_to_base, self.num_robots)[:, 2]
-            self._latch(~(upright >= self._min_upright), lambda i: self._tilt_cause(upright[i]))
+            self._latch(
+                ~(upright >= self._min_upright), lambda i: self._tilt_cause(float(upright[i]))
+            )
 
     def _tilt_cause(self, upright: float) -> str:
         if math.isnan(upright):

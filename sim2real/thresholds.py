@@ -18,7 +18,7 @@ class Thresholds:
     min_feet_down: float = 0.99
     """Share of the standing time with all feet on the floor [-]."""
     max_obs_difference: float = 1e-5
-    """Of any observation element from the training environment's, relative to max(1, |element|)."""
+    """Of any observation element from the training environment's, after scaling [-]."""
 
 
 @dataclass(frozen=True, kw_only=True)

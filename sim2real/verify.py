@@ -26,21 +26,29 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import mujoco
 import numpy as np
 import torch
 
-import ctrl_rl
 from ctrl_rl import registry
+from ctrl_rl.commands.train import rebuild
 from ctrl_rl.evaluation import Metric, bootstrap, evaluate, wilson
-from ctrl_rl.policy import load_policy
+from ctrl_rl.making import make
+from ctrl_rl.policy import OnnxPolicy, Policy, load_policy
 from ctrl_rl.spec import CommandDim, EnvSpec
-from sim2real.card import TOLERANCE, CardError, action_difference, spec_differences
+from sim2real.card import (
+    TOLERANCE,
+    Card,
+    CardError,
+    action_difference,
+    robot_of,
+    spec_differences,
+)
 from sim2real.runtime import (
     Controller,
     JointCommand,
-    Network,
     Reading,
     imu_to_base,
     load,
@@ -100,7 +108,8 @@ class Report:
             sign = ">=" if c.at_least else "<="
             unit = "" if c.unit == "-" else f" {c.unit}"
             metric = self.metrics.get(c.name)
-            spread = f" [{metric.ci95[0]:.3g}, {metric.ci95[1]:.3g}]" if _spread(metric) else ""
+            ci95 = metric.ci95 if metric else None
+            spread = f" [{ci95[0]:.3g}, {ci95[1]:.3g}]" if ci95 else ""
             lines.append(
                 f"{verdict}  {c.name:<{width}}  {c.value:.3g}{spread}{unit}  ({sign} {c.limit:g})"
             )
@@ -111,6 +120,28 @@ class Report:
         lines.append(", ".join(f"{k} {v:.1f} s" for k, v in self.wall_s.items()))
         lines.append("passed" if self.passed else "NOT passed")
         return "\n".join(lines)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is verified, and how."""
+
+    path: Path
+    network: Callable[[np.ndarray], np.ndarray]
+    card: Card
+    policy: Policy | OnnxPolicy | None
+    """The checkpoint that the file came from, where it is at hand."""
+    task: Any
+    """Class of the task; of one with a robot, `plain_models`, `trunk_geoms` and `foot_geoms`."""
+    limits: Thresholds
+    how: Procedure
+
+    def make(self, variant: str, num_envs: int):
+        """The training environment as configured in training, "evaluation" or "nominal"."""
+        config = getattr(rebuild(self.task.Config, self.card.task_config), variant)()
+        return make(
+            self.task.id, num_envs, config=config, seed=self.how.seed, threads=self.how.threads
+        )
 
 
 def verify(
@@ -132,52 +163,56 @@ def verify(
         CardError: no file, or it is damaged, foreign or not of one piece.
         NotFound: its task, or that version of it, is not installed.
     """
-    limits = thresholds or Thresholds()
-    how = procedure or Procedure()
-    run, path = (Path(path), Path(path) / "policy.onnx") if Path(path).is_dir() else (None, path)
-    if run is not None and not Path(path).is_file():
-        raise CardError(f"{run} holds no policy.onnx; write it with: ctrl-rl export {run}")
+    path, run = Path(path), None
+    if path.is_dir():
+        run, path = path, path / "policy.onnx"
+        if not path.is_file():
+            raise CardError(f"{run} holds no policy.onnx; write it with: ctrl-rl export {run}")
     network, card = load(path)
-    policy = None if run is None else load_policy(run, str(card.train_steps))
-    task = registry.load("tasks", card.spec.task)
+    case = Case(
+        path=path,
+        network=network,
+        card=card,
+        policy=None if run is None else load_policy(run, str(card.train_steps)),
+        task=registry.load("tasks", card.spec.task),
+        limits=thresholds or Thresholds(),
+        how=procedure or Procedure(),
+    )
     report = Report(card.spec.task)
 
     def part(name: str, function, *args) -> None:
         say(f"{name} ...")
         start = time.perf_counter()
-        function(report, *args)
+        function(case, report, *args)
         report.wall_s[name] = time.perf_counter() - start
 
-    part("observation", check_observation, network, card, policy, task, limits, how)
+    part("observation", check_observation)
     if card.spec.robot is None:
-        part("return", check_return, path, policy, task, how)
+        part("return", check_return)
         return report
-    for name, model in task.plain_models().items():
-        part(f"{name} physics", check_tracking, name, model, network, card, task, limits, how)
-        part(f"{name} standing", check_standing, name, model, network, card, task, limits, how)
-    part("randomised", measure_randomised, network, card, task, how)
+    for name, model in case.task.plain_models().items():
+        part(f"{name} physics", check_tracking, name, model)
+        part(f"{name} standing", check_standing, name, model)
+    part("randomised", measure_randomised)
     return report
 
 
 # Observation --------------------------------------------------------------------------------
 
 
-def check_observation(report: Report, network: Network, card, policy, task, limits, how) -> None:
+def check_observation(case: Case, report: Report) -> None:
     """The runtime's observation beside the training environment's, in the same states.
 
     And the file's action beside the policy's, where there is one.
     """
-    env = ctrl_rl.make(
-        task.id, PARITY_ENVS, config=task.Config().nominal(), seed=how.seed, threads=how.threads
-    )
-    different = spec_differences(card.spec, env.spec)
+    env, spec, policy = case.make("nominal", PARITY_ENVS), case.card.spec, case.policy
+    different = spec_differences(spec, env.spec)
     report.notes += [f"card differs from the task: {line}" for line in different]
     report.checks.append(
         Check(name="card/differences", value=len(different), limit=0, unit="fields")
     )
-    spec = card.spec
     names, read = _environment_reader(env, spec)
-    controller = Controller(network, card, names, PARITY_ENVS)
+    controller = Controller(case.network, case.card, names, PARITY_ENVS)
     aligned = np.zeros((PARITY_ENVS, 1), bool)
     worst = {t.name: 0.0 for t in spec.obs["actor"]}
     worst_action = 0.0
@@ -190,7 +225,7 @@ def check_observation(report: Report, network: Network, card, policy, task, limi
         for term in spec.obs["actor"]:
             block = slice(start, start + term.width)
             there = expected[:, block]
-            error = np.abs(controller.obs[:, block] - there) / np.maximum(1, np.abs(there))
+            error = np.abs(controller.obs[:, block].astype(np.float64) - there)
             worst[term.name] = max(worst[term.name], float(np.nan_to_num(error, nan=np.inf).max()))
             start += term.width
         if policy is not None:
@@ -208,7 +243,7 @@ def check_observation(report: Report, network: Network, card, policy, task, limi
         )
     for name, value in worst.items():
         report.checks.append(
-            Check(name=f"obs/{name}", value=value, limit=limits.max_obs_difference, unit="-")
+            Check(name=f"obs/{name}", value=value, limit=case.limits.max_obs_difference, unit="-")
         )
 
 
@@ -277,7 +312,7 @@ class Sensors:
             for j in range(model.njnt)
             if model.jnt_type[j] != mujoco.mjtJoint.mjJNT_FREE
         )
-        wanted = {j.name for j in spec.robot.joints}
+        wanted = {j.name for j in robot_of(spec).joints}
         if wanted != set(self.joint_names):
             missing = ", ".join(sorted(wanted ^ set(self.joint_names)))
             raise ValueError(f"model and card do not have the same joints: {missing}")
@@ -285,14 +320,16 @@ class Sensors:
             int(getattr(model, key)[model.joint(n).id]) for n in self.joint_names
         ]
         self.qpos, self.qvel = address("jnt_qposadr"), address("jnt_dofadr")
-        body = model.body(spec.robot.imu_body)
+        body = model.body(robot_of(spec).imu_body)
         joint = int(body.jntadr[0]) if body.jntnum[0] else -1
         if joint < 0 or model.jnt_type[joint] != mujoco.mjtJoint.mjJNT_FREE:
-            raise ValueError(f"body {spec.robot.imu_body!r}, which holds the IMU, does not float")
+            raise ValueError(
+                f"body {robot_of(spec).imu_body!r}, which holds the IMU, does not float"
+            )
         self.base_qpos = int(model.jnt_qposadr[joint])
         self.base_qvel = int(model.jnt_dofadr[joint])
         self._imu_to_base = imu_to_base(spec)
-        self._imu_quat = np.array(spec.robot.imu_quat)
+        self._imu_quat = np.array(robot_of(spec).imu_quat)
 
     def read(self, qpos: np.ndarray, qvel: np.ndarray, now: float, signals=None) -> Reading:
         """What the robot's sensors say in states (N, nq), (N, nv); no noise."""
@@ -419,7 +456,7 @@ def _with_gains(model: mujoco.MjModel, spec: EnvSpec) -> mujoco.MjModel:
     """A copy of the model whose position actuators have the card's gains."""
     model = copy.deepcopy(model)
     driver = {int(model.actuator_trnid[u, 0]): u for u in range(model.nu)}
-    for joint in spec.robot.joints:
+    for joint in robot_of(spec).joints:
         u = driver.get(model.joint(joint.name).id)
         if u is None or model.actuator_biastype[u] != mujoco.mjtBias.mjBIAS_AFFINE:
             raise ValueError(f"joint {joint.name!r} of the plain model has no position actuator")
@@ -479,12 +516,13 @@ class Tracking:
         return found
 
 
-def check_tracking(report: Report, name, model, network, card, task, limits, how) -> None:
+def check_tracking(case: Case, report: Report, name: str, model: mujoco.MjModel) -> None:
     """Random commands over the whole trained range: falls and tracking errors."""
-    spec, n = card.spec, how.episodes
+    spec, how, limits = case.card.spec, case.how, case.limits
+    n = how.episodes
     commands = _random_commands(spec, n, math.ceil(how.episode_s / how.command_s), how.seed)
     per_command = round(how.command_s / spec.step_dt)
-    drive = _Drive(model, network, card, task, n, how)
+    drive = _Drive(case, model, n)
     tracking = Tracking(spec.command, n, spec.step_dt, how.settle_s)
     altered = 0
     counted = 0
@@ -522,12 +560,13 @@ def check_tracking(report: Report, name, model, network, card, task, limits, how
         report.notes.append(f"{name}: the guard stopped {len(causes)} of {n}, first: {causes[0]}")
 
 
-def check_standing(report: Report, name, model, network, card, task, limits, how) -> None:
+def check_standing(case: Case, report: Report, name: str, model: mujoco.MjModel) -> None:
     """Walk, then zero command: after `settle_s`, feet down and no drift for `stand_s`."""
-    spec, n = card.spec, min(STAND_ROBOTS, how.episodes)
+    spec, how, limits = case.card.spec, case.how, case.limits
+    n = min(STAND_ROBOTS, how.episodes)
     (walk,) = _random_commands(spec, n, 1, how.seed + 1)
     stand = np.zeros_like(walk)
-    drive = _Drive(model, network, card, task, n, how)
+    drive = _Drive(case, model, n)
     for _ in range(round(WALK_BEFORE_STAND_S / spec.step_dt)):
         drive.step(walk)
     for _ in range(round(how.settle_s / spec.step_dt)):
@@ -540,7 +579,7 @@ def check_standing(report: Report, name, model, network, card, task, limits, how
         drive.step(stand)
         away = np.linalg.norm(sensors.base_xy(drive.robots.qpos) - home, axis=1)
         drift = np.maximum(drift, away)
-        down += drive.robots.touching(task.foot_geoms).all(1)
+        down += drive.robots.touching(case.task.foot_geoms).all(1)
     drive.close()
     drift[drive.fallen] = np.inf
     down = down / steps
@@ -560,17 +599,18 @@ def check_standing(report: Report, name, model, network, card, task, limits, how
 class _Drive:
     """Robots under the runtime and the guard, one policy step at a time."""
 
-    def __init__(self, model, network, card, task, n: int, how: Procedure) -> None:
-        env = ctrl_rl.make(task.id, n, config=task.Config().nominal(), seed=how.seed, threads=1)
+    def __init__(self, case: Case, model: mujoco.MjModel, n: int) -> None:
+        env = case.make("nominal", n)  # whose starts are used
         qpos, qvel = env.sim.qpos.numpy().copy(), env.sim.qvel.numpy().copy()
         env.close()
-        self.task = task
-        self.robots = Robots(model, card.spec, qpos, qvel, how.threads)
+        spec = case.card.spec
+        self.trunk_geoms = case.task.trunk_geoms
+        self.robots = Robots(model, spec, qpos, qvel, case.how.threads)
         names = self.robots.joint_names
-        self.controller = Controller(network, card, names, n)
-        self.max_tilt = math.radians(how.max_tilt_deg)
+        self.controller = Controller(case.network, case.card, names, n)
+        self.max_tilt = math.radians(case.how.max_tilt_deg)
         limits = Limits(max_tilt=self.max_tilt, soft_start_s=0.0)
-        self.guard = Guard(card.spec, names, limits, n)
+        self.guard = Guard(spec, names, limits, n)
         self.fallen = np.zeros(n, bool)
 
     def step(self, command: np.ndarray) -> dict[str, np.ndarray]:
@@ -580,7 +620,7 @@ class _Drive:
         wanted = self.controller.step(reading, command)
         robots.step(self.guard.check(wanted, reading, robots.time))
         qpos, qvel = robots.qpos, robots.qvel
-        trunk_down = robots.touching(self.task.trunk_geoms).any(1)
+        trunk_down = robots.touching(self.trunk_geoms).any(1)
         tilted = robots.sensors.tilt(qpos) > self.max_tilt
         down = trunk_down | tilted | robots.bad() | self.guard.stopped
         self.fallen |= robots.alive & down
@@ -603,19 +643,18 @@ def _random_commands(spec: EnvSpec, n: int, count: int, seed: int) -> np.ndarray
 # The training environment itself --------------------------------------------------------------
 
 
-def measure_randomised(report: Report, network: Network, card, task, how) -> None:
+def measure_randomised(case: Case, report: Report) -> None:
     """The same figures in the randomised training environment; no verdict."""
-    spec, n = card.spec, how.episodes
-    env = ctrl_rl.make(
-        task.id, n, config=task.Config().evaluation(), seed=how.seed, threads=how.threads
-    )
-    sensors = Sensors(_first_model(task), spec)
+    spec, how = case.card.spec, case.how
+    n = how.episodes
+    env = case.make("evaluation", n)
+    sensors = Sensors(_first_model(case.task), spec)
     tracking = Tracking(spec.command, n, spec.step_dt, how.settle_s)
     alive, fallen = np.ones(n, bool), np.zeros(n, bool)
     obs = env.observe()
     for _ in range(round(how.episode_s / spec.step_dt)):
         raw = {k: v.numpy() for k, v in env.observe_terms(slice(None)).items()}
-        step = env.step(torch.from_numpy(network(obs["actor"].numpy())))
+        step = env.step(torch.from_numpy(case.network(obs["actor"].numpy())))
         fallen |= alive & step.terminated.numpy()
         alive &= ~(step.terminated | step.truncated).numpy()
         velocities = sensors.velocities(env.sim.qpos.numpy(), env.sim.qvel.numpy())
@@ -629,7 +668,7 @@ def measure_randomised(report: Report, network: Network, card, task, how) -> Non
     report.metrics |= tracking.metrics("randomised")
 
 
-def check_return(report: Report, path, policy, task, how) -> None:
+def check_return(case: Case, report: Report) -> None:
     """What the file earns in the training environment, beside the policy where there is one.
 
     Both play the same episodes, so their returns differ by rounding alone; yet a chaotic body
@@ -637,22 +676,16 @@ def check_return(report: Report, path, policy, task, how) -> None:
     """
 
     def play(player):
-        env = ctrl_rl.make(
-            task.id,
-            min(how.episodes, 64),
-            config=task.Config().evaluation(),
-            seed=how.seed,
-            threads=how.threads,
-        )
-        result = evaluate(player, env, how.episodes)
+        env = case.make("evaluation", min(case.how.episodes, 64))
+        result = evaluate(player, env, case.how.episodes)
         env.close()
-        return result
+        return result.metrics
 
-    found = play(load_policy(path)).metrics
+    found = play(load_policy(case.path))
     report.metrics |= {f"training/{name}": metric for name, metric in found.items()}
-    if policy is None:
+    if case.policy is None:
         return
-    ours, theirs = found["episode_return"], play(policy).metrics["episode_return"]
+    ours, theirs = found["episode_return"], play(case.policy)["episode_return"]
     width = sum(0.5 * (m.ci95[1] - m.ci95[0]) if m.ci95 else 0.0 for m in (ours, theirs))
     report.checks.append(
         Check(
@@ -667,7 +700,3 @@ def check_return(report: Report, path, policy, task, how) -> None:
 def _mean_metric(values: np.ndarray, unit: str) -> Metric:
     values = torch.from_numpy(values)
     return Metric(mean=float(values.mean()), ci95=bootstrap(values), n=len(values), unit=unit)
-
-
-def _spread(metric: Metric | None) -> bool:
-    return metric is not None and metric.ci95 is not None
