@@ -12,7 +12,8 @@ The observation statistics travel with the weights: a section without the key is
 a policy is never run on unscaled input by accident; `None` says that it was trained without.
 """
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -257,21 +258,33 @@ def check_fits(policy: Policy | OnnxPolicy, spec: EnvSpec) -> None:
     Raises:
         ValueError: the first difference, by term name.
     """
-    layout = lambda s: [(t.name, t.width, t.labels) for t in s.obs[policy.group]]  # noqa: E731
-    mine, theirs = policy.spec, spec
-    for term, other in zip(layout(mine), layout(theirs), strict=False):
-        if term != other:
-            raise ValueError(
-                f"the policy was trained on {mine.task}, whose observation has {term[0]} "
-                f"({term[1]}) where {theirs.task} has {other[0]} ({other[1]})"
-            )
-    if mine.obs_size(policy.group) != theirs.obs_size(policy.group):
-        raise ValueError(
-            f"the policy was trained on {mine.task} with {mine.obs_size(policy.group)} "
-            f"observation values, {theirs.task} has {theirs.obs_size(policy.group)}"
+    check_same_shape(policy.spec, spec, (policy.group,))
+
+
+def check_same_shape(trained: EnvSpec, spec: EnvSpec, groups: Iterable[str]) -> None:
+    """Refuse a spec whose observation groups or action differ from those of training.
+
+    Names, sizes, order and scales count; noise and delay, which are training's own, do not.
+
+    Raises:
+        ValueError: the first difference, by term name.
+    """
+    for group in groups:
+        mine, theirs = (
+            [(t.name, t.size, t.labels, t.scale, t.clip, t.history) for t in s.obs.get(group, ())]
+            for s in (trained, spec)
         )
-    if mine.action != theirs.action:
-        raise ValueError(f"the policy's action ({mine.task}) is not that of {theirs.task}")
+        for term, other in itertools.zip_longest(mine, theirs):
+            if term != other:
+                describe = lambda t: "nothing" if t is None else f"{t[0]} ({t[1]})"  # noqa: E731
+                detail = (
+                    f"has another scale, clip, history or labels of {term[0]} than {spec.task}"
+                    if term and other and term[:2] == other[:2]
+                    else f"observes {describe(term)} where {spec.task} has {describe(other)}"
+                )
+                raise ValueError(f"trained on {trained.task}, which {detail} in group {group!r}")
+    if trained.action != spec.action:
+        raise ValueError(f"trained on {trained.task}, whose action is not that of {spec.task}")
 
 
 def _one_line(error: Exception) -> str:

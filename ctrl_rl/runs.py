@@ -34,6 +34,8 @@ from pathlib import Path
 
 import torch
 
+from ctrl_rl.spec import EnvSpec
+
 FORMAT = 1
 """Version of checkpoints and of config.json; another one is refused."""
 
@@ -358,6 +360,20 @@ class Run:
         self._best = content["best"]
         self._last_due = dict.fromkeys(self._last_due, content["step"])
         return {key: content[key] for key in ("step", "policy", "learner", "env")}
+
+    def initial(self, spec: EnvSpec) -> dict | None:
+        """The learner's state in the run named by `init_from`; None where there is none.
+
+        Raises:
+            ValueError: it is no run, or its observations or actions are not those of `spec`.
+        """
+        if self._init_from is None:
+            return None
+        from ctrl_rl.policy import check_same_shape
+
+        config = read_config(self._init_from)
+        check_same_shape(EnvSpec.from_dict(config["spec"]), spec, spec.obs)
+        return load_checkpoint(find_checkpoint(self._init_from, "last"))["learner"]
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Add figures at an env step; a second call at the same step adds to the row.

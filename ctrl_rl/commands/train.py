@@ -154,17 +154,46 @@ def build(plan: Plan, make, num_envs: int, config, seed: int):
 
 
 def finish(plan: Plan, run, judge: Judge) -> dict:
-    """Evaluation file, video and report of a run that reached its end; the object for --json."""
+    """Evaluation file, video and report of what was trained; the object for `--json`."""
+    from ctrl_rl.report import add_evaluation, write_report
     from ctrl_rl.runs import read_config
 
-    result = {
+    step = run.rows[-1]["step"] if run.rows else 0
+    metrics = {}
+    if judge.result is not None:
+        metrics = judge.result.to_dict()
+        found = {"checkpoint": "last", "env_steps": step, "deterministic": True}
+        add_evaluation(plan.folder, "randomised", {**found, "metrics": metrics})
+        for name, metric in judge.result.metrics.items():
+            print(f"  {name:<24} {metric}")
+    if plan.flags.video_s and step >= run.total_steps:
+        film(plan)
+    print(f"report: {write_report(plan.folder)}")
+    return {
         "task": plan.task,
         "config": read_config(plan.folder),
-        "metrics": judge.result.to_dict() if judge.result else {},
+        "metrics": metrics,
         "run": str(plan.folder),
-        "env_steps": run.rows[-1]["step"] if run.rows else 0,
+        "env_steps": step,
     }
-    return result
+
+
+def film(plan: Plan) -> None:
+    """Record the last policy; where that cannot be, say why."""
+    from ctrl_rl.evaluation import EVALUATION_SEED
+    from ctrl_rl.making import make
+    from ctrl_rl.policy import load_policy
+    from ctrl_rl.video import CannotFilm, record
+
+    env = build(plan, make, 1, plan.task_config.evaluation(), plan.flags.seed + EVALUATION_SEED)
+    try:
+        policy = load_policy(plan.folder, "last")
+        record(policy, env, plan.folder / "video.mp4", plan.flags.video_s)
+        print(f"video: {plan.folder / 'video.mp4'}")
+    except CannotFilm as reason:
+        print(f"no video: {reason}")
+    finally:
+        env.close()
 
 
 # From words to a plan -----------------------------------------------------------------------
