@@ -56,7 +56,11 @@ class Sim(Protocol):
         ...
 
     def expand(self, name: str) -> Tensor:
-        """Give a model field per-world values; returns the live (N, ...) tensor."""
+        """Give a model field per-world values; returns the live (N, ...) tensor.
+
+        An `actuator_delay` of (k - 1/2) `physics_dt` delays by exactly k physics steps. One of
+        k `physics_dt` delays by k or k + 1: rounding of the accumulated time decides.
+        """
         ...
 
     def commit(self) -> None:

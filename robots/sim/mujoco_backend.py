@@ -22,8 +22,7 @@ from robots.sim.contact_batch import ContactBatch
 STEP_FIELDS = frozenset(
     "xpos xquat xmat xipos ximat xanchor xaxis site_xpos site_xmat geom_xpos geom_xmat "
     "subtree_com cinert cvel cdof ten_length ten_velocity actuator_length actuator_velocity "
-    "actuator_force qfrc_actuator qfrc_passive qfrc_bias qfrc_constraint qacc sensordata "
-    "ncon nefc".split()
+    "actuator_force qfrc_actuator qfrc_passive qfrc_bias qfrc_constraint qacc sensordata".split()
 )
 """Fields that a step computes for every world; any other would show another world's value."""
 
@@ -158,8 +157,10 @@ class MujocoSim:
         self._warning.copy_(state["warning"])
         if self._expanded:
             self.commit()
+        for name in state["fields"]:
+            self.field(name)  # bound first: binding recomputes them all
         for name, value in state["fields"].items():
-            self.field(name).copy_(value)
+            self._fields[name].copy_(value)
 
     def get_rows(self, rows: Tensor) -> dict:
         """See `Sim.get_rows`."""
@@ -176,8 +177,10 @@ class MujocoSim:
             self.expand(name)[rows] = value
         if self._expanded:
             self._batch.set_const(_ids(rows.unique()))
+        for name in state["fields"]:
+            self.field(name)
         for name, value in state["fields"].items():
-            self.field(name)[rows] = value
+            self._fields[name][rows] = value
 
     def close(self) -> None:
         """Free the batch once its last tensor is gone; the simulator must not be used again."""
