@@ -1,64 +1,224 @@
-"""One optimiser step on a minibatch: flat gradient -> finite check -> clip -> Adam."""
+"""One optimiser step on a minibatch: flat gradient -> finite check -> clip and Adam.
 
+Eager, or as two compiled graphs around the check. The first computes the loss and its whole
+gradient; the second clips, adapts the learning rate and applies Adam. Both modes keep weights and
+Adam's moments in one flat vector each and the latter in `torch.optim.Adam`'s format, so that each
+reads the other's checkpoints. Their bits differ: a run stays with its mode.
+
+The optimiser is Adam (Kingma and Ba, ICLR 2015, arXiv:1412.6980, algorithm 1).
+
+Reading order: `Objective` -> `MinibatchStep` -> `pays` -> the compiler's cache.
+"""
+
+import os
+import shutil
+import sys
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value
+
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-5  # Adam; epsilon as in OpenAI baselines' PPO
+
+Objective = Callable[..., tuple[Tensor, Tensor]]
+"""`objective(module, *batch) -> (loss (), stats (K,))`, a pure function of its tensors."""
+
+Adapt = Callable[[Tensor, Tensor], Tensor]
+"""`adapt(learning_rate (), stats (K,)) -> learning_rate ()`, before each step."""
 
 
 class Diverged(RuntimeError):
     """Loss or gradient is not a finite number; the weights are still those of the step before."""
 
 
-Objective = Callable[..., tuple[Tensor, Tensor]]
-"""`objective(module, *batch) -> (loss (), stats (K,))`, a pure function of its tensors."""
-
-
 class MinibatchStep:
-    """Owns the weights as one flat vector, and Adam over it.
+    """Owns the weights of a module as one flat vector, and Adam over it.
 
-    The parameters of `module` become views of the vector, so that clipping and Adam are one
-    operation each whatever the number of layers.
+    The parameters become views of the vector, so that clipping and Adam are one operation each
+    whatever the number of layers.
 
     Args:
-        module: the networks to train.
-        objective: see `Objective`.
-        learning_rate: initial step size; `learning_rate` is a tensor and may be written later.
-        max_grad_norm: the gradient is scaled down to this Euclidean norm.
+        module: the networks to train, on their device.
+        objective: see `Objective`; it may call any method of the module.
+        learning_rate: initial step size.
+        max_grad_norm: a longer gradient is scaled down to this Euclidean norm.
+        adapt: see `Adapt`; None for a fixed learning rate.
+        compiled: use the compiled graphs; batches must then keep their shapes.
     """
 
     def __init__(
-        self, module: nn.Module, objective: Objective, learning_rate: float, max_grad_norm: float
+        self,
+        module: nn.Module,
+        objective: Objective,
+        learning_rate: float,
+        max_grad_norm: float,
+        adapt: Adapt | None = None,
+        compiled: bool = False,
     ) -> None:
-        self.module, self.objective, self.max_grad_norm = module, objective, max_grad_norm
-        self.parameters = tuple(module.parameters())
-        self.flat = _flatten(self.parameters)
+        self.max_grad_norm, self.adapt, self.compiled = max_grad_norm, adapt, compiled
+        self._bound = _Bound(module, objective)
+        self._names = tuple(name for name, _ in self._bound.named_parameters())
+        self._parameters = tuple(self._bound.parameters())
+        self._shapes = tuple(p.shape for p in self._parameters)
+        self._flat = _flatten(self._parameters)
+        self._graphs: tuple[Callable, Callable] | None = None
+        device = self._flat.device
         self.optimizer = torch.optim.Adam(
-            [self.flat], lr=torch.tensor(learning_rate), eps=1e-5, fused=True
+            [self._flat],
+            lr=torch.tensor(learning_rate, device=device),
+            betas=(BETA1, BETA2),
+            eps=EPSILON,
+            fused=True,
         )
+        self.optimizer.state[self._flat] = {
+            "step": torch.zeros((), device=device),
+            "exp_avg": torch.zeros_like(self._flat, requires_grad=False),
+            "exp_avg_sq": torch.zeros_like(self._flat, requires_grad=False),
+        }
 
     @property
     def learning_rate(self) -> Tensor:
-        """() float32, on the CPU; write to it in place."""
+        """Step size of the next step before `adapt`, a scalar tensor."""
         return self.optimizer.param_groups[0]["lr"]
 
     def __call__(self, *batch: Tensor) -> Tensor:
         """Take one step.
 
         Returns:
-            stats of the objective (K,), with the gradient's norm before clipping appended.
+            The objective's stats, then the gradient's norm before clipping and the loss (K + 2,).
 
         Raises:
             Diverged: loss or gradient is not finite; nothing was changed.
         """
-        loss, stats = self.objective(self.module, *batch)
-        gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, self.parameters)])
-        norm = torch.linalg.vector_norm(gradient)
-        if not torch.isfinite(norm + loss.detach()):
-            raise Diverged(f"loss {loss.item():.4g}, gradient norm {norm.item():.4g}")
-        self.flat.grad = gradient.mul_((self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+        if self.compiled and self._graphs is None:
+            self._compile(batch)
+        if not self.compiled:
+            gradient, stats = self._gradient(*batch)
+            self._check(stats)
+            self._eager_adam(gradient, stats)
+            return stats
+        with torch.no_grad():
+            gradient, stats = self._graphs[0](self._flat.detach(), *batch)
+            self._check(stats)
+            self._graphs[1](*self._adam_state(), gradient, stats)
+        return stats
+
+    def state_dict(self) -> dict:
+        """Adam's state and the mode; the weights are the module's."""
+        return {"optimizer": self.optimizer.state_dict(), "compiled": self.compiled}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Continue where `state_dict` was taken, in the mode it was taken in."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.compiled = state["compiled"]
+
+    # Eager ------------------------------------------------------------------------------------
+
+    def _gradient(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
+        loss, stats = self._bound(*batch)
+        gradient = torch.autograd.grad(loss, self._parameters)
+        with torch.no_grad():
+            return self._with_norm(gradient, loss, stats)
+
+    @torch.no_grad()
+    def _eager_adam(self, gradient: Tensor, stats: Tensor) -> None:
+        if self.adapt is not None:
+            self.learning_rate.copy_(self.adapt(self.learning_rate, stats))
+        self._flat.grad = gradient * self._clip_factor(stats)
         self.optimizer.step()
-        return torch.cat([stats, norm[None]])
+
+    # Compiled ---------------------------------------------------------------------------------
+
+    def _functional_gradient(self, flat: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor]:
+        """`_gradient` as a function of the flat weights.
+
+        The derivative is taken with respect to the separate tensors: that of views of one vector
+        would fill a zero vector of full size for each.
+        """
+        parts = flat.split([shape.numel() for shape in self._shapes])
+        weights = tuple(p.view(shape) for p, shape in zip(parts, self._shapes, strict=True))
+
+        def loss(weights):
+            named = dict(zip(self._names, weights, strict=True))
+            return functional_call(self._bound, named, batch)
+
+        gradient, (value, stats) = grad_and_value(loss, has_aux=True)(weights)
+        return self._with_norm(gradient, value, stats)
+
+    def _functional_adam(
+        self, flat, exp_avg, exp_avg_sq, step, learning_rate, gradient, stats
+    ) -> None:
+        """Writes in place to all but the last two."""
+        if self.adapt is not None:
+            learning_rate.copy_(self.adapt(learning_rate, stats))
+        gradient = gradient * self._clip_factor(stats)
+        step.add_(1)
+        exp_avg.lerp_(gradient, 1 - BETA1)
+        exp_avg_sq.lerp_(gradient.square(), 1 - BETA2)
+        denominator = (exp_avg_sq / (1 - BETA2**step)).sqrt() + EPSILON
+        flat.sub_(learning_rate * (exp_avg / (1 - BETA1**step)) / denominator)
+
+    def _compile(self, batch: tuple[Tensor, ...]) -> None:
+        """Build both graphs and try them on copies; if they cannot be built, stay eager."""
+        for attempt in (1, 2):
+            try:
+                return self._build(batch)
+            except Exception as error:  # the compiler raises many kinds for many causes
+                reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+                if attempt == 2 or not _clear_cache():
+                    break
+        self.compiled = False
+        warnings.warn(f"compilation failed, going on in eager mode: {reason}", stacklevel=3)
+
+    def _build(self, batch: tuple[Tensor, ...]) -> None:
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder()))
+        options = {"fullgraph": True, "dynamic": False, "isolate_recompiles": True}
+        graphs = (
+            torch.compile(self._functional_gradient, **options),
+            torch.compile(self._functional_adam, **options),
+        )
+        with torch.no_grad():
+            gradient, stats = graphs[0](self._flat.detach(), *batch)
+            flat, *moments = (x.detach().clone() for x in self._adam_state())
+            graphs[1](flat, *moments, gradient, stats)
+        self._graphs = graphs
+
+    def _adam_state(self) -> tuple[Tensor, ...]:
+        """What `_functional_adam` writes to."""
+        state = self.optimizer.state[self._flat]
+        moments = state["exp_avg"], state["exp_avg_sq"], state["step"]
+        return self._flat.detach(), *moments, self.learning_rate
+
+    # Both -------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _with_norm(gradient, loss: Tensor, stats: Tensor) -> tuple[Tensor, Tensor]:
+        flat = torch.cat([g.flatten() for g in gradient])
+        norm = torch.linalg.vector_norm(flat)
+        return flat, torch.cat([stats, torch.stack([norm, loss.detach()])])
+
+    def _clip_factor(self, stats: Tensor) -> Tensor:
+        return (self.max_grad_norm / (stats[-2] + 1e-6)).clamp(max=1.0)
+
+    @staticmethod
+    def _check(stats: Tensor) -> None:
+        norm, loss = stats[-2:].tolist()
+        if not abs(norm + loss) < float("inf"):
+            raise Diverged(f"loss {loss:.4g}, gradient norm {norm:.4g}")
+
+
+class _Bound(nn.Module):
+    """An objective as the forward pass of a module, which `functional_call` needs."""
+
+    def __init__(self, module: nn.Module, objective: Objective) -> None:
+        super().__init__()
+        self.module, self.objective = module, objective
+
+    def forward(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
+        return self.objective(self.module, *batch)
 
 
 def _flatten(parameters: tuple[nn.Parameter, ...]) -> nn.Parameter:
@@ -67,3 +227,36 @@ def _flatten(parameters: tuple[nn.Parameter, ...]) -> nn.Parameter:
     for p, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
         p.data = part.view_as(p)
     return nn.Parameter(flat)
+
+
+def pays(num_updates: int, batch_size: int, hidden: tuple[int, ...]) -> bool:
+    """Whether a run is long enough for compilation to save twice what it costs.
+
+    From measurements on one core (EPYC, 2.6 GHz): compiling takes up to 16 s; a step of two
+    networks gains 0.4 ms of dispatch, and 1.5 ns per sample and hidden unit by fusion.
+    """
+    saved = 0.4e-3 + 1.5e-9 * batch_size * 2 * sum(hidden)  # [s] per step
+    return num_updates * saved > 2 * 16.0
+
+
+def cache_folder() -> Path:
+    """Where compiled graphs are kept between runs, unless TORCHINDUCTOR_CACHE_DIR says otherwise.
+
+    The compiler's default lies among temporary files, shared with other programs.
+    """
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    return base / "ctrl-rl" / f"torch-{torch.__version__}"
+
+
+def _clear_cache() -> bool:
+    """Empty the cache, in which a killed process leaves broken files; False if it is not ours."""
+    folder = os.environ["TORCHINDUCTOR_CACHE_DIR"]
+    if folder != str(cache_folder()):
+        return False
+    shutil.rmtree(folder, ignore_errors=True)
+    return True

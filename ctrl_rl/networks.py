@@ -3,12 +3,13 @@
 import itertools
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 ACTIVATIONS = {
-    "elu": nn.functional.elu,
+    "elu": partial(nn.functional.elu, inplace=True),  # its backward then reads the result: no exp
     "relu": nn.functional.relu,
     "tanh": torch.tanh,
 }

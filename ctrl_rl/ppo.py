@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from ctrl_rl import distributions
-from ctrl_rl.compiled import Diverged, MinibatchStep
+from ctrl_rl.compiled import Diverged, MinibatchStep, pays
 from ctrl_rl.env import Obs, VecEnv
 from ctrl_rl.networks import ACTIVATIONS, MLP
 from ctrl_rl.normalize import Normalizer
@@ -109,6 +109,8 @@ class PPOConfig:
     """Standard deviation of a continuous action at the start [action units]."""
     normalize_obs: bool = True
     """Normalise observations by running statistics."""
+    compile: str = "auto"
+    """"on", "off", or "auto": compile the update if the run is long enough to gain from it."""
 
     def __post_init__(self) -> None:
         for name in ("total_steps", "num_steps", "num_epochs", "num_minibatches"):
@@ -127,6 +129,8 @@ class PPOConfig:
             raise ValueError(f"target_kl must be positive or None, not {self.target_kl}")
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}")
+        if self.compile not in ("auto", "on", "off"):
+            raise ValueError(f"compile must be auto, on or off, not {self.compile!r}")
         if not self.hidden or min(self.hidden) < 1:
             raise ValueError(f"hidden must hold positive widths, not {self.hidden}")
 
@@ -174,13 +178,10 @@ def ppo_loss(networks: "Networks", batch: tuple[Tensor, ...], config: PPOConfig)
         return loss, torch.stack(stats)
 
 
-def adapt_learning_rate(learning_rate: Tensor, kl: Tensor, target_kl: float) -> None:
-    """Write the next learning rate in place: smaller if the policy moves too fast."""
-    if kl > 2 * target_kl:
-        learning_rate /= KL_FACTOR
-    elif kl < target_kl / 2:
-        learning_rate *= KL_FACTOR
-    learning_rate.clamp_(*LEARNING_RATE_RANGE)
+def adapted_learning_rate(learning_rate: Tensor, kl: Tensor, target_kl: float) -> Tensor:
+    """Smaller if the policy moved too far from the old one, larger if not far enough."""
+    factor = 1 + (kl < target_kl / 2) * (KL_FACTOR - 1) - (kl > 2 * target_kl) * (1 - 1 / KL_FACTOR)
+    return (learning_rate * factor).clamp(*LEARNING_RATE_RANGE)
 
 
 # Networks and roll-out ----------------------------------------------------------------------
@@ -309,11 +310,15 @@ class PPO:
         self.normalizers = nn.ModuleDict(
             {g: Normalizer(spec.obs_size(g)) for g in self.groups if config.normalize_obs}
         ).to(self.device)
+        updates = config.num_epochs * config.num_minibatches * (config.total_steps // samples + 1)
         self.step = MinibatchStep(
             self.networks,
             lambda networks, *batch: ppo_loss(networks, batch, config),
             config.learning_rate,
             config.max_grad_norm,
+            None if config.target_kl is None else self._adapt,
+            config.compile == "on"
+            or (config.compile == "auto" and pays(updates, self.batch_size, config.hidden)),
         )
         self.unfinished = torch.zeros(2, spec.num_envs, dtype=torch.float64, device=self.device)
         """Return and length so far of the episodes that the next roll-out continues."""
@@ -363,12 +368,10 @@ class PPO:
             shuffled = [x[order].split(self.batch_size) for x in columns]
             for batch in zip(*shuffled, strict=True):
                 stats.append(self.step(*batch))
-                if config.target_kl is not None:
-                    adapt_learning_rate(self.step.learning_rate, stats[-1][2], config.target_kl)
         self._update_normalizers(rollout)
         names = ("loss/policy", "loss/value", "policy/kl", "policy/clip_fraction")
         names += ("policy/entropy", "loss/grad_norm")
-        metrics = dict(zip(names, torch.stack(stats).mean(0).tolist(), strict=True))
+        metrics = dict(zip(names, torch.stack(stats).mean(0).tolist()[:-1], strict=True))
         metrics["loss/learning_rate"] = self.step.learning_rate.item()
         if not self.networks.discrete:
             metrics["policy/std"] = self.networks.log_std.exp().mean().item()
@@ -401,7 +404,7 @@ class PPO:
         """Everything that decides the future of training."""
         return {
             "networks": self.networks.state_dict(),
-            "optimizer": self.step.optimizer.state_dict(),
+            "step": self.step.state_dict(),
             "normalizers": self.normalizers.state_dict(),
             "generator": self.generator.get_state(),
             "unfinished": self.unfinished,
@@ -410,13 +413,34 @@ class PPO:
     def load_state_dict(self, state: dict) -> None:
         """Continue exactly where `state_dict` was taken."""
         self.networks.load_state_dict(state["networks"])
-        self.step.optimizer.load_state_dict(state["optimizer"])
+        self.step.load_state_dict(state["step"])
         self.normalizers.load_state_dict(state["normalizers"])
         self.generator.set_state(state["generator"])
         self.unfinished = state["unfinished"].to(self.device, copy=True)
 
+    def warm_start(self, state: dict) -> None:
+        """Take weights and observation statistics of another run; the optimiser starts anew.
+
+        Raises:
+            ValueError: its networks have other sizes.
+        """
+        try:
+            self.networks.load_state_dict(state["networks"])
+            self.normalizers.load_state_dict(state["normalizers"])
+        except RuntimeError as error:
+            text = " ".join(str(error).split())
+            raise ValueError(f"cannot start from a run with other networks: {text}") from None
+
+    def load_weights(self, state: dict) -> None:
+        """Start from another run's networks and observation statistics; the rest begins anew."""
+        self.networks.load_state_dict(state["networks"])
+        self.normalizers.load_state_dict(state["normalizers"])
+
     def _normalize(self, group: str, obs: Tensor) -> Tensor:
         return self.normalizers[group](obs) if self.config.normalize_obs else obs
+
+    def _adapt(self, learning_rate: Tensor, stats: Tensor) -> Tensor:
+        return adapted_learning_rate(learning_rate, stats[2], self.config.target_kl)
 
     def _values(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
         """V(obs) and V(next_obs), (T, N) each, from one call of the critic."""
@@ -439,23 +463,19 @@ class PPO:
     def _episodes(self, rollout: Rollout) -> dict[str, float]:
         """Figures of the episodes that ended; remembers those that go on."""
         ended = rollout.ended
-        per_step = torch.stack([rollout.reward.double(), torch.ones_like(ended).double()])
-        # (2, N, T), so that a row's episodes follow each other; sums since the open episode began.
+        per_step = torch.stack([rollout.reward.double(), torch.ones_like(rollout.reward).double()])
+        # (2, N, T): sums since the episode began that was open at the start of the roll-out.
         total = (self.unfinished[:, None] + per_step.cumsum(1)).transpose(1, 2)
+        self.unfinished = total[:, :, -1].clone()
         row, t = ended.T.nonzero(as_tuple=True)
-        at_end = total[:, row, t]
-        before = torch.zeros_like(at_end)
-        again = row[1:] == row[:-1]
-        before[:, 1:][:, again] = at_end[:, :-1][:, again]
-        episodes = at_end - before
-        base = torch.zeros_like(self.unfinished)
-        base[:, row] = 0.0
-        last = torch.ones_like(row, dtype=torch.bool)
-        last[:-1] = ~again
-        base[:, row[last]] = at_end[:, last]
-        self.unfinished = total[:, :, -1] - base
         if not len(row):
             return {}
+        at_end = total[:, row, t]
+        again = row[1:] == row[:-1]  # the row ended before within this roll-out
+        episodes = at_end.clone()
+        episodes[:, 1:] -= at_end[:, :-1] * again
+        last = torch.nn.functional.pad(~again, (0, 1), value=True)
+        self.unfinished[:, row[last]] -= at_end[:, last]
         episode_return, episode_length = episodes.mean(1).tolist()
         return {
             "rollout/episode_return": episode_return,
@@ -500,6 +520,8 @@ def train(config: PPOConfig, env: VecEnv, run=None, evaluate=None):
         step = saved["step"]
         ppo.load_state_dict(saved["learner"])
         env.load_state_dict(saved["env"])
+    elif initial := run.initial(env.spec):
+        ppo.warm_start(initial)
     while step < config.total_steps and not run.stopping(step):
         began = time.perf_counter()
         rollout, metrics = collect(ppo, env, config.num_steps)
