@@ -4,6 +4,15 @@ Lazy: importing the package loads neither torch nor a simulator.
 """
 
 import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # what `__getattr__` finds, for editors and type checkers
+    from ctrl_rl import env, evaluation, policy, ppo, random, registry, runs, spec
+    from ctrl_rl.env import check_env
+    from ctrl_rl.evaluation import evaluate
+    from ctrl_rl.making import make
+    from ctrl_rl.policy import load_policy
+    from ctrl_rl.runs import Run
 
 __version__ = "0.1.0"
 
@@ -16,7 +25,21 @@ _LAZY = {
 }
 _MODULES = ("spec", "env", "random", "ppo", "evaluation", "policy", "runs", "registry")
 
-__all__ = [*_LAZY, *_MODULES]
+__all__ = [
+    "Run",
+    "check_env",
+    "env",
+    "evaluate",
+    "evaluation",
+    "load_policy",
+    "make",
+    "policy",
+    "ppo",
+    "random",
+    "registry",
+    "runs",
+    "spec",
+]
 
 
 def __getattr__(name: str):
