@@ -173,3 +173,13 @@ def test_the_checks_can_fail(tmp_path):
     (tmp_path / "heavy.py").write_text("def f():\n    import colorsys\nf()\n")
     assert "colorsys" in loaded("import heavy", tmp_path)
     assert "colorsys" not in loaded("pass", tmp_path)
+
+
+def test_lazy_names_are_the_public_ones():
+    import ctrl_rl
+
+    assert sorted((*ctrl_rl._LAZY, *ctrl_rl._MODULES)) == ctrl_rl.__all__
+    for name in ctrl_rl.__all__:
+        assert getattr(ctrl_rl, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = ctrl_rl.nothing
