@@ -120,8 +120,9 @@ class Reach(TaskEnv):
 
 def main() -> None:
     """Check the task, train on it, evaluate what was learnt."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="Check a task and train on it.")
     parser.add_argument("--total-steps", type=int, default=300_000, help="env steps")
+    parser.add_argument("--run-dir", default="runs/reach", help="run folder")
     args = parser.parse_args()
     torch.set_num_threads(1)
 
@@ -130,8 +131,8 @@ def main() -> None:
 
     print(ctrl_rl.check_env(make))
     config = ctrl_rl.ppo.PPOConfig(total_steps=args.total_steps, num_steps=32)
-    run = ctrl_rl.ppo.train(config, make(64, seed=0), ctrl_rl.Run("runs/reach"))
-    policy = ctrl_rl.load_policy(run.folder)
+    ctrl_rl.ppo.train(config, make(64, seed=0), ctrl_rl.Run(args.run_dir))
+    policy = ctrl_rl.load_policy(args.run_dir)
     result = ctrl_rl.evaluate(policy, make(20, seed=1), episodes=100)
     for name, metric in result.metrics.items():
         print(f"{name}: {metric}")

@@ -12,7 +12,7 @@ import ctrl_rl
 
 def main() -> None:
     """The four calls that everything else is made of."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="Train on Pendulum-v0 from Python.")
     parser.add_argument("--total-steps", type=int, default=200_000, help="env steps")
     parser.add_argument("--run-dir", default="runs/pendulum-from-python", help="run folder")
     args = parser.parse_args()
@@ -20,9 +20,9 @@ def main() -> None:
 
     env = ctrl_rl.make("Pendulum-v0", num_envs=64, seed=0)
     config = ctrl_rl.ppo.PPOConfig(total_steps=args.total_steps, gamma=0.95)
-    run = ctrl_rl.ppo.train(config, env, ctrl_rl.Run(args.run_dir))
+    ctrl_rl.ppo.train(config, env, ctrl_rl.Run(args.run_dir))
 
-    policy = ctrl_rl.load_policy(run.folder)
+    policy = ctrl_rl.load_policy(args.run_dir)
     fresh = ctrl_rl.make("Pendulum-v0", num_envs=20, seed=1)
     result = ctrl_rl.evaluate(policy, fresh, episodes=100)
     for name, metric in result.metrics.items():
