@@ -27,6 +27,18 @@ PRIVILEGED = "privileged"
 """Kind of a term that only a simulator knows; it may stand in "critic" alone."""
 
 HISTORY_FILLS = ("repeat", "zero")
+FRAMES = ("b", "w", "joint", "-")
+
+
+def _require(condition: bool, who: str, rule: str) -> None:
+    """Raise ValueError unless the condition holds; comparisons with NaN do not hold."""
+    if not condition:
+        raise ValueError(f"{who}: {rule}")
+
+
+def _distinct(names) -> bool:
+    names = list(names)
+    return len(set(names)) == len(names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,22 +78,29 @@ class ObsTerm:
     """True if an element may never change; else `check_env` reports it as dead."""
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS and self.kind != PRIVILEGED:
-            raise ValueError(
-                f"observation term {self.name!r}: unknown kind {self.kind!r}; "
-                f"known: {', '.join((*KINDS, PRIVILEGED))}"
-            )
-        if len(self.scale) not in (1, self.size):
-            raise ValueError(f"observation term {self.name!r}: scale needs 1 or {self.size} values")
-        if self.labels and len(self.labels) != self.size:
-            raise ValueError(f"observation term {self.name!r}: labels need {self.size} names")
-        if self.history < 1 or self.history_fill not in HISTORY_FILLS:
-            raise ValueError(
-                f"observation term {self.name!r}: history must be at least 1 "
-                f"and history_fill one of {HISTORY_FILLS}"
-            )
-        if not 0 <= self.delay[0] <= self.delay[1]:
-            raise ValueError(f"observation term {self.name!r}: delay must be 0 <= least <= most")
+        who = f"observation term {self.name!r}"
+        known = (*KINDS, PRIVILEGED)
+        _require(self.kind in known, who, f"unknown kind {self.kind!r}; known: {', '.join(known)}")
+        _require(self.size >= 1, who, "size must be at least 1")
+        _require(self.frame in FRAMES, who, f"frame must be one of {', '.join(FRAMES)}")
+        _require(len(self.scale) in (1, self.size), who, f"scale needs 1 or {self.size} values")
+        _require(all(map(math.isfinite, self.scale)), who, "scale must be finite")
+        _require(len(self.labels) in (0, self.size), who, f"labels need {self.size} names")
+        _require(_distinct(self.labels), who, "a label stands twice")
+        low, high = self.clip or (0.0, 0.0)
+        _require(low <= high, who, "clip must be (low, high)")
+        _require(0 <= self.noise < math.inf, who, "noise must be finite and not negative")
+        least, most = self.delay
+        _require(0 <= least <= most, who, "delay must be 0 <= least <= most")
+        _require(self.history >= 1, who, "history must be at least 1")
+        _require(
+            self.history_fill in HISTORY_FILLS,
+            who,
+            f"history_fill must be one of {', '.join(HISTORY_FILLS)}",
+        )
+        if self.kind == "phase":
+            _require(self.size == 2, who, "a phase has size 2")
+            _require(0 < self.rate_hz < math.inf, who, "rate_hz of a phase must be positive")
 
     @property
     def width(self) -> int:
@@ -106,12 +125,21 @@ class ActionDim:
     offset: float = 0.0
     """Target at action zero, e.g. [rad]."""
 
+    def __post_init__(self) -> None:
+        who = f"action {self.name!r}"
+        _require(self.low < self.high, who, "low must be below high")
+        _require(math.isfinite(self.scale) and self.scale != 0, who, "scale must be a number")
+        _require(math.isfinite(self.offset), who, "offset must be finite")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Discrete:
     """A choice among `n` actions, sent as int64 (N,)."""
 
     n: int
+
+    def __post_init__(self) -> None:
+        _require(self.n >= 1, "discrete action", "n must be at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +150,9 @@ class CommandDim:
     unit: str
     low: float
     high: float
+
+    def __post_init__(self) -> None:
+        _require(self.low <= self.high, f"command {self.name!r}", "low must not be above high")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +175,15 @@ class Joint:
     pos_high: float
     """[rad]"""
 
+    def __post_init__(self) -> None:
+        who = f"joint {self.name!r}"
+        _require(math.isfinite(self.default_pos), who, "default_pos must be finite")
+        _require(0 <= self.kp < math.inf, who, "kp must be finite and not negative")
+        _require(0 <= self.kd < math.inf, who, "kd must be finite and not negative")
+        _require(self.effort_limit > 0, who, "effort_limit must be positive")
+        _require(self.velocity_limit > 0, who, "velocity_limit must be positive")
+        _require(self.pos_low < self.pos_high, who, "pos_low must be below pos_high")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Robot:
@@ -154,6 +194,12 @@ class Robot:
     imu_body: str
     imu_quat: tuple[float, float, float, float] = (1.0, 0.0, 0.0, 0.0)
     """Rotation from IMU frame to base frame, wxyz."""
+
+    def __post_init__(self) -> None:
+        who = f"robot {self.name!r}"
+        _require(_distinct(j.name for j in self.joints), who, "a joint's name stands twice")
+        length = math.hypot(*self.imu_quat)
+        _require(abs(length - 1) < 1e-6, who, "imu_quat must have length 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,20 +223,29 @@ class EnvSpec:
     """What changed with each version of the task."""
 
     def __post_init__(self) -> None:
-        if "actor" not in self.obs:
-            raise ValueError(f"{self.task}: observation group 'actor' is missing")
+        who = self.task
+        _require("actor" in self.obs, who, "observation group 'actor' is missing")
         for group, terms in self.obs.items():
+            _require(bool(terms), who, f"observation group {group!r} has no terms")
             names = [t.name for t in terms]
-            if len(set(names)) != len(names):
-                raise ValueError(f"{self.task}: a name stands twice in group {group!r}: {names}")
-            if group != "critic" and any(t.kind == PRIVILEGED for t in terms):
-                raise ValueError(f"{self.task}: a privileged term stands in group {group!r}")
-        ratio = self.step_dt / self.physics_dt
-        if ratio < 1 or abs(ratio - round(ratio)) > 1e-6:
-            raise ValueError(
-                f"{self.task}: step_dt {self.step_dt} is not a multiple of "
-                f"physics_dt {self.physics_dt}"
+            _require(_distinct(names), who, f"a name stands twice in group {group!r}: {names}")
+            measured = all(t.kind != PRIVILEGED for t in terms)
+            _require(
+                group == "critic" or measured, who, f"a privileged term stands in group {group!r}"
             )
+        if not isinstance(self.action, Discrete):
+            _require(bool(self.action), who, "the action has no elements")
+            _require(_distinct(a.name for a in self.action), who, "an action's name stands twice")
+        _require(_distinct(c.name for c in self.command), who, "a command's name stands twice")
+        _require(self.num_envs >= 1, who, "num_envs must be at least 1")
+        _require(self.max_episode_steps >= 1, who, "max_episode_steps must be at least 1")
+        _require(0 < self.physics_dt < math.inf, who, "physics_dt must be positive")
+        ratio = self.step_dt / self.physics_dt
+        _require(
+            ratio > 0.5 and abs(ratio - round(ratio)) <= 1e-6,
+            who,
+            f"step_dt {self.step_dt} is not a multiple of physics_dt {self.physics_dt}",
+        )
 
     @property
     def decimation(self) -> int:
@@ -217,30 +272,45 @@ class EnvSpec:
 
     @classmethod
     def from_json(cls, text: str) -> "EnvSpec":
-        """Inverse of `to_json`. Raises ValueError on a missing or unknown key."""
+        """Inverse of `to_json`.
+
+        Raises:
+            ValueError: no JSON, a missing or unknown key, or a value that breaks a rule above.
+        """
         try:
-            return cls.from_dict(json.loads(text))
-        except (KeyError, TypeError) as error:
+            data = json.loads(text)
+        except (TypeError, ValueError) as error:
             raise ValueError(f"not an environment spec: {error}") from None
+        return cls.from_dict(data)
 
     @classmethod
     def from_dict(cls, data: dict) -> "EnvSpec":
-        """Rebuild from decoded JSON: lists become tuples, dicts the classes above."""
-        data = dict(data)
-        data["obs"] = {g: tuple(_build(ObsTerm, t) for t in ts) for g, ts in data["obs"].items()}
-        action = data["action"]
-        data["action"] = (
-            _build(Discrete, action)
-            if isinstance(action, dict)
-            else tuple(_build(ActionDim, a) for a in action)
-        )
-        data["command"] = tuple(_build(CommandDim, c) for c in data.get("command", ()))
-        data["history"] = tuple(data.get("history", ()))
-        if data.get("robot") is not None:
-            robot = dict(data["robot"])
-            robot["joints"] = tuple(_build(Joint, j) for j in robot["joints"])
-            data["robot"] = _build(Robot, robot)
-        return _build(cls, data)
+        """Rebuild from decoded JSON; raises as `from_json`."""
+        try:
+            return _build_spec(data)
+        except KeyError as error:
+            raise ValueError(f"not an environment spec: {error} is missing") from None
+        except (AttributeError, TypeError) as error:
+            raise ValueError(f"not an environment spec: {error}") from None
+
+
+def _build_spec(data: dict) -> EnvSpec:
+    """Lists become tuples, dicts the classes above."""
+    data = {**data}
+    data["obs"] = {g: tuple(_build(ObsTerm, t) for t in ts) for g, ts in data["obs"].items()}
+    action = data["action"]
+    data["action"] = (
+        _build(Discrete, action)
+        if isinstance(action, dict)
+        else tuple(_build(ActionDim, a) for a in action)
+    )
+    data["command"] = tuple(_build(CommandDim, c) for c in data.get("command", ()))
+    data["history"] = tuple(data.get("history", ()))
+    if data.get("robot") is not None:
+        robot = {**data["robot"]}
+        robot["joints"] = tuple(_build(Joint, j) for j in robot["joints"])
+        data["robot"] = _build(Robot, robot)
+    return _build(EnvSpec, data)
 
 
 def _encode(value):
@@ -264,8 +334,9 @@ def _build(cls, data: dict):
 
 
 def _decode(value, annotation):
+    """Lists become tuples, and "inf" a number where the field holds numbers."""
     if isinstance(value, list):
-        return tuple(value)
-    if annotation is float and value in ("inf", "-inf"):
+        return tuple(_decode(v, annotation) for v in value)
+    if value in ("inf", "-inf") and "float" in str(annotation):
         return float(value)
     return value
