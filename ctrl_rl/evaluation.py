@@ -21,8 +21,11 @@ from ctrl_rl.policy import check_fits
 RESAMPLES = 2000
 """Bootstrap resamples of an interval."""
 
-EVALUATION_SEED = 0x5EED
-"""Added to a run's seed, so that evaluation never plays the episodes of training."""
+SELECTION_SEED = 1_000_003
+"""Added to a run's seed for the evaluations during training, which choose `best.pt`."""
+
+EVALUATION_SEED = 2_000_003
+"""Added to the seed of `ctrl-rl eval`: neither training nor the choice has seen its episodes."""
 
 
 @dataclass(frozen=True, kw_only=True)

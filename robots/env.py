@@ -296,6 +296,21 @@ class TaskEnv:
                 caption += f"{dim.name} {value:+.2f} {dim.unit}\n"
         return self._renderer.draw(self.sim.qpos[row].cpu().numpy(), caption)
 
+    def open_viewer(self, keys: dict[str, str], web: bool = False, port: int = 8080):
+        """A live view of one world, see `robots.viewer`.
+
+        Args:
+            keys: key -> what it does.
+            web: in a browser; otherwise in a window.
+            port: of the browser view.
+
+        Raises:
+            ValueError: it cannot be opened on this machine; the message names the way out.
+        """
+        from robots import viewer
+
+        return viewer.open_viewer(self.picture_file(), keys, web, port)
+
     def close(self) -> None:
         """Free the simulator."""
         if self._renderer is not None:

@@ -117,13 +117,13 @@ class Judge:
     """
 
     def __init__(self, plan: Plan, make) -> None:
-        from ctrl_rl.evaluation import EVALUATION_SEED
+        from ctrl_rl.evaluation import SELECTION_SEED
 
         flags = plan.flags
         self.episodes = flags.eval_episodes
         self.build = lambda: build(
             plan, make, flags.eval_episodes, plan.task_config.evaluation(),
-            flags.seed + EVALUATION_SEED,
+            flags.seed + SELECTION_SEED,
         )  # fmt: skip
         self.env = self.start = self.result = None
 
