@@ -171,8 +171,8 @@ class Observer:
     ) -> None:
         self.spec, self.num_robots = spec, num_robots
         self.terms = spec.obs["actor"]
-        self._index = [_index(term, spec, joint_names) for term in self.terms]
         self._default_pos = default_pos(spec, joint_names)
+        self._index = [_index(term, spec, joint_names) for term in self.terms]
         self._imu_to_base = imu_to_base(spec)
 
         sizes = [t.size for t in self.terms]
