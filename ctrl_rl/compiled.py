@@ -95,15 +95,16 @@ class MinibatchStep:
         """
         if self.compiled and self._graphs is None:
             self._compile(batch)
-        if not self.compiled:
+        if self._graphs is None or not self.compiled:
             gradient, stats = self._gradient(*batch)
             self._check(stats)
             self._eager_adam(gradient, stats)
             return stats
+        compiled_gradient, compiled_adam = self._graphs
         with torch.no_grad():
-            gradient, stats = self._graphs[0](self._flat.detach(), *batch)
+            gradient, stats = compiled_gradient(self._flat.detach(), *batch)
             self._check(stats)
-            self._graphs[1](*self._adam_state(), gradient, stats)
+            compiled_adam(*self._adam_state(), gradient, stats)
         return stats
 
     def state_dict(self) -> dict:
@@ -175,11 +176,7 @@ class MinibatchStep:
 
     def _build(self, batch: tuple[Tensor, ...]) -> None:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder()))
-        options = {"fullgraph": True, "dynamic": False, "isolate_recompiles": True}
-        graphs = (
-            torch.compile(self._functional_gradient, **options),
-            torch.compile(self._functional_adam, **options),
-        )
+        graphs = _graph(self._functional_gradient), _graph(self._functional_adam)
         with torch.no_grad():
             gradient, stats = graphs[0](self._flat.detach(), *batch)
             flat, *moments = (x.detach().clone() for x in self._adam_state())
@@ -227,6 +224,13 @@ def _flatten(parameters: tuple[nn.Parameter, ...]) -> nn.Parameter:
     for p, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
         p.data = part.view_as(p)
     return nn.Parameter(flat)
+
+
+def _graph(function: Callable) -> Callable:
+    """One graph for one shape; several learners in a process are no recompilations of one."""
+    return torch.compile(  # pyright: ignore
+        function, fullgraph=True, dynamic=False, isolate_recompiles=True
+    )
 
 
 def pays(num_updates: int, batch_size: int, hidden: tuple[int, ...]) -> bool:

@@ -47,7 +47,7 @@ class MLP(nn.Module):
         self.activation = ACTIVATIONS[activation]
         self.layers = nn.ModuleList()
         for i, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes)):
-            layer = nn.utils.skip_init(nn.Linear, fan_in, fan_out)
+            layer: nn.Linear = nn.utils.skip_init(nn.Linear, fan_in, fan_out)  # pyright: ignore
             gain = math.sqrt(2) if i < len(sizes) - 2 else last_gain
             nn.init.orthogonal_(layer.weight, gain, generator=generator)
             nn.init.zeros_(layer.bias)

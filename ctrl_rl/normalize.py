@@ -19,6 +19,8 @@ class Normalizer(nn.Module):
     mean: Tensor
     var: Tensor
     count: Tensor
+    _shift: Tensor
+    _scale: Tensor
 
     def __init__(self, size: int, clip: float = 10.0, epsilon: float = 1e-8) -> None:
         super().__init__()

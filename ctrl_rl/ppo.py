@@ -29,7 +29,9 @@ Reading order: `METRICS` -> `PPOConfig` -> losses -> `Networks` -> `Rollout` -> 
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +41,9 @@ from ctrl_rl.compiled import Diverged, MinibatchStep, pays
 from ctrl_rl.env import Obs, VecEnv
 from ctrl_rl.networks import ACTIVATIONS, MLP
 from ctrl_rl.normalize import Normalizer
-from ctrl_rl.returns import gae
+from ctrl_rl.policy import Policy
+from ctrl_rl.returns import episode_sums, gae
+from ctrl_rl.runs import Run
 from ctrl_rl.spec import Discrete, EnvSpec
 
 METRICS: dict[str, str] = {
@@ -135,6 +139,10 @@ class PPOConfig:
             raise ValueError(f"hidden must hold positive widths, not {self.hidden}")
 
 
+STATS = ("loss/policy", "loss/value", "policy/kl", "policy/clip_fraction", "policy/entropy")
+"""What `ppo_loss` reports of a minibatch."""
+
+
 # Losses -------------------------------------------------------------------------------------
 
 
@@ -162,7 +170,7 @@ def ppo_loss(networks: "Networks", batch: tuple[Tensor, ...], config: PPOConfig)
         config: coefficients.
 
     Returns:
-        L, and (L_policy, L_value, KL, clip fraction, entropy) as one tensor (5,).
+        L, and the figures named by `STATS` as one tensor.
     """
     actor_obs, critic_obs, action, old_log_prob, advantage, value_target = batch
     distribution = networks.distribution(networks.actor(actor_obs))
@@ -189,6 +197,9 @@ def adapted_learning_rate(learning_rate: Tensor, kl: Tensor, target_kl: float) -
 
 class Networks(nn.Module):
     """Actor and critic, which share no layer, and the log standard deviation (A,)."""
+
+    low: Tensor
+    high: Tensor
 
     def __init__(self, config: PPOConfig, spec: EnvSpec, generator: torch.Generator) -> None:
         super().__init__()
@@ -307,16 +318,18 @@ class PPO:
         self.generator = torch.Generator(self.device).manual_seed(config.seed + 1)
         self.networks = Networks(config, spec, start).to(self.device)
         self.groups = ("actor", spec.critic_group)
-        self.normalizers = nn.ModuleDict(
-            {g: Normalizer(spec.obs_size(g)) for g in self.groups if config.normalize_obs}
-        ).to(self.device)
+        self.normalizers = {
+            g: Normalizer(spec.obs_size(g)).to(self.device)
+            for g in self.groups
+            if config.normalize_obs
+        }
         updates = config.num_epochs * config.num_minibatches * (config.total_steps // samples + 1)
         self.step = MinibatchStep(
             self.networks,
             lambda networks, *batch: ppo_loss(networks, batch, config),
             config.learning_rate,
             config.max_grad_norm,
-            None if config.target_kl is None else self._adapt,
+            None if config.target_kl is None else partial(_adapt, config.target_kl),
             config.compile == "on"
             or (config.compile == "auto" and pays(updates, self.batch_size, config.hidden)),
         )
@@ -369,9 +382,8 @@ class PPO:
             for batch in zip(*shuffled, strict=True):
                 stats.append(self.step(*batch))
         self._update_normalizers(rollout)
-        names = ("loss/policy", "loss/value", "policy/kl", "policy/clip_fraction")
-        names += ("policy/entropy", "loss/grad_norm")
-        metrics = dict(zip(names, torch.stack(stats).mean(0).tolist()[:-1], strict=True))
+        mean = torch.stack(stats).mean(0).tolist()
+        metrics: dict[str, float] = dict(zip((*STATS, "loss/grad_norm"), mean[:-1], strict=True))
         metrics["loss/learning_rate"] = self.step.learning_rate.item()
         if not self.networks.discrete:
             metrics["policy/std"] = self.networks.log_std.exp().mean().item()
@@ -379,7 +391,14 @@ class PPO:
         if variance > 0:
             unexplained = (value_target - value).var(correction=0) / variance
             metrics["value/explained_variance"] = 1 - unexplained.item()
-        return {**metrics, **self._episodes(rollout)}
+        episodes, self.unfinished = episode_sums(self.unfinished, rollout.reward, rollout.ended)
+        if episodes.shape[1]:
+            metrics["rollout/episode_return"], metrics["rollout/episode_length"] = episodes.mean(
+                1
+            ).tolist()
+            terminated = rollout.terminated.sum().item()
+            metrics["rollout/terminated"] = terminated / episodes.shape[1]
+        return metrics
 
     def policy_section(self) -> dict:
         """The policy alone, as `ctrl_rl.policy.Policy.from_section` reads it."""
@@ -405,42 +424,36 @@ class PPO:
         return {
             "networks": self.networks.state_dict(),
             "step": self.step.state_dict(),
-            "normalizers": self.normalizers.state_dict(),
+            "normalizers": {g: n.state_dict() for g, n in self.normalizers.items()},
             "generator": self.generator.get_state(),
             "unfinished": self.unfinished,
         }
 
     def load_state_dict(self, state: dict) -> None:
         """Continue exactly where `state_dict` was taken."""
-        self.networks.load_state_dict(state["networks"])
+        self.warm_start(state)
         self.step.load_state_dict(state["step"])
-        self.normalizers.load_state_dict(state["normalizers"])
         self.generator.set_state(state["generator"])
         self.unfinished = state["unfinished"].to(self.device, copy=True)
 
     def warm_start(self, state: dict) -> None:
-        """Take weights and observation statistics of another run; the optimiser starts anew.
+        """Take weights and observation statistics of another run; the rest begins anew.
 
         Raises:
-            ValueError: its networks have other sizes.
+            ValueError: its networks have other sizes, or only one of the two has statistics.
         """
         try:
+            if state["normalizers"].keys() != self.normalizers.keys():
+                raise RuntimeError("normalize_obs differs")
             self.networks.load_state_dict(state["networks"])
-            self.normalizers.load_state_dict(state["normalizers"])
+            for group, normalizer in self.normalizers.items():
+                normalizer.load_state_dict(state["normalizers"][group])
         except RuntimeError as error:
             text = " ".join(str(error).split())
             raise ValueError(f"cannot start from a run with other networks: {text}") from None
 
-    def load_weights(self, state: dict) -> None:
-        """Start from another run's networks and observation statistics; the rest begins anew."""
-        self.networks.load_state_dict(state["networks"])
-        self.normalizers.load_state_dict(state["normalizers"])
-
     def _normalize(self, group: str, obs: Tensor) -> Tensor:
         return self.normalizers[group](obs) if self.config.normalize_obs else obs
-
-    def _adapt(self, learning_rate: Tensor, stats: Tensor) -> Tensor:
-        return adapted_learning_rate(learning_rate, stats[2], self.config.target_kl)
 
     def _values(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
         """V(obs) and V(next_obs), (T, N) each, from one call of the critic."""
@@ -460,28 +473,9 @@ class PPO:
             reached = rollout.ended_next_obs[group][~rollout.ended_faulty]
             normalizer.update(torch.cat([rollout.obs[group].flatten(0, 1), reached]))
 
-    def _episodes(self, rollout: Rollout) -> dict[str, float]:
-        """Figures of the episodes that ended; remembers those that go on."""
-        ended = rollout.ended
-        per_step = torch.stack([rollout.reward.double(), torch.ones_like(rollout.reward).double()])
-        # (2, N, T): sums since the episode began that was open at the start of the roll-out.
-        total = (self.unfinished[:, None] + per_step.cumsum(1)).transpose(1, 2)
-        self.unfinished = total[:, :, -1].clone()
-        row, t = ended.T.nonzero(as_tuple=True)
-        if not len(row):
-            return {}
-        at_end = total[:, row, t]
-        again = row[1:] == row[:-1]  # the row ended before within this roll-out
-        episodes = at_end.clone()
-        episodes[:, 1:] -= at_end[:, :-1] * again
-        last = torch.nn.functional.pad(~again, (0, 1), value=True)
-        self.unfinished[:, row[last]] -= at_end[:, last]
-        episode_return, episode_length = episodes.mean(1).tolist()
-        return {
-            "rollout/episode_return": episode_return,
-            "rollout/episode_length": episode_length,
-            "rollout/terminated": rollout.terminated.sum().item() / len(row),
-        }
+
+def _adapt(target_kl: float, learning_rate: Tensor, stats: Tensor) -> Tensor:
+    return adapted_learning_rate(learning_rate, stats[STATS.index("policy/kl")], target_kl)
 
 
 def _standardized(advantage: Tensor) -> Tensor:
@@ -494,7 +488,12 @@ def _standardized(advantage: Tensor) -> Tensor:
     return (x / (x.square().mean().sqrt() + 1e-8)).float()
 
 
-def train(config: PPOConfig, env: VecEnv, run=None, evaluate=None):
+def train(
+    config: PPOConfig,
+    env: VecEnv,
+    run: Run | None = None,
+    evaluate: Callable[[Policy], dict[str, float]] | None = None,
+) -> Run:
     """Train from the environment's current state, or go on where `run` stopped.
 
     Args:
@@ -509,9 +508,6 @@ def train(config: PPOConfig, env: VecEnv, run=None, evaluate=None):
     Raises:
         Diverged: the update met a number that is not finite; the last checkpoint stands.
     """
-    from ctrl_rl.policy import Policy
-    from ctrl_rl.runs import Run
-
     run = Run() if run is None else run
     ppo = PPO(config, env.spec, env.device)
     run.start(METRICS, config, env, "ppo")

@@ -47,3 +47,31 @@ def gae(
         factor = torch.cat([factor[:-span] * factor[span:], factor[-span:]])
         span *= 2
     return advantage
+
+
+def episode_sums(
+    unfinished: Float[Tensor, "2 N"], reward: Float[Tensor, "T N"], ended: Bool[Tensor, "T N"]
+) -> tuple[Float[Tensor, "2 E"], Float[Tensor, "2 N"]]:
+    """Return and length of the episodes in a roll-out that begins and stops amid episodes.
+
+    Args:
+        unfinished: sum of rewards and number of steps so far of the episodes that go on, float64.
+        reward: r_t.
+        ended: an episode ended at step t.
+
+    Returns:
+        Return and length of the E episodes that ended, by row, then time; and the next
+        `unfinished`.
+    """
+    per_step = torch.stack([reward.double(), torch.ones_like(reward, dtype=torch.float64)])
+    total = (unfinished[:, None] + per_step.cumsum(1)).transpose(1, 2)  # (2, N, T)
+    unfinished = total[:, :, -1].clone()
+    row, t = ended.T.nonzero(as_tuple=True)
+    at_end = total[:, row, t]
+    again = row[1:] == row[:-1]  # not the row's first end: what came before belongs to others
+    sums = at_end.clone()
+    sums[:, 1:] -= at_end[:, :-1] * again
+    last = torch.ones_like(row, dtype=torch.bool)
+    last[:-1] = ~again
+    unfinished[:, row[last]] -= at_end[:, last]
+    return sums, unfinished
