@@ -24,7 +24,7 @@ Deviations from the paper, each with its reason:
 Tensors: roll-out (T, N, ...), time first; minibatch (B, ...). `docs/algorithms/ppo.md` explains
 every logged key.
 
-Reading order: `METRICS` -> `PPOConfig` -> losses -> `Networks` -> `Rollout` -> `PPO` -> `train`.
+Reading order: `METRICS` -> `PPOConfig` -> losses -> `Networks` -> `PPO` -> `train`.
 """
 
 import math
@@ -43,6 +43,7 @@ from ctrl_rl.networks import ACTIVATIONS, MLP
 from ctrl_rl.normalize import Normalizer
 from ctrl_rl.policy import Policy
 from ctrl_rl.returns import episode_sums, gae
+from ctrl_rl.rollout import Rollout, collect
 from ctrl_rl.runs import Run
 from ctrl_rl.spec import Discrete, EnvSpec
 
@@ -117,26 +118,28 @@ class PPOConfig:
     """"on", "off", or "auto": compile the update if the run is long enough to gain from it."""
 
     def __post_init__(self) -> None:
-        for name in ("total_steps", "num_steps", "num_epochs", "num_minibatches"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("learning_rate", "clip_range", "max_grad_norm", "initial_std"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
-        for name in ("gamma", "gae_lambda"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie in 0..1, not {getattr(self, name)}")
-        for name in ("value_coef", "entropy_coef"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
-        if self.target_kl is not None and not 0 < self.target_kl < math.inf:
-            raise ValueError(f"target_kl must be positive or None, not {self.target_kl}")
-        if self.activation not in ACTIVATIONS:
-            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}")
-        if self.compile not in ("auto", "on", "off"):
-            raise ValueError(f"compile must be auto, on or off, not {self.compile!r}")
-        if not self.hidden or min(self.hidden) < 1:
-            raise ValueError(f"hidden must hold positive widths, not {self.hidden}")
+        at_least_one = ("total_steps", "num_steps", "num_epochs", "num_minibatches")
+        positive = ("learning_rate", "clip_range", "max_grad_norm", "initial_std")
+        checks = [(name, getattr(self, name) >= 1, "at least 1") for name in at_least_one]
+        checks += [(name, 0 < getattr(self, name) < math.inf, "positive") for name in positive]
+        checks += [(n, 0 <= getattr(self, n) <= 1, "in 0..1") for n in ("gamma", "gae_lambda")]
+        checks += [
+            (n, 0 <= getattr(self, n) < math.inf, "0 or more")
+            for n in ("value_coef", "entropy_coef")
+        ]
+        checks += [
+            (
+                "target_kl",
+                self.target_kl is None or 0 < self.target_kl < math.inf,
+                "positive or None",
+            ),
+            ("hidden", bool(self.hidden) and min(self.hidden) >= 1, "positive widths"),
+            ("activation", self.activation in ACTIVATIONS, f"one of {', '.join(ACTIVATIONS)}"),
+            ("compile", self.compile in ("auto", "on", "off"), "auto, on or off"),
+        ]
+        for name, good, wanted in checks:
+            if not good:
+                raise ValueError(f"{name} must be {wanted}, not {getattr(self, name)!r}")
 
 
 STATS = ("loss/policy", "loss/value", "policy/kl", "policy/clip_fraction", "policy/entropy")
@@ -192,9 +195,6 @@ def adapted_learning_rate(learning_rate: Tensor, kl: Tensor, target_kl: float) -
     return (learning_rate * factor).clamp(*LEARNING_RATE_RANGE)
 
 
-# Networks and roll-out ----------------------------------------------------------------------
-
-
 class Networks(nn.Module):
     """Actor and critic, which share no layer, and the log standard deviation (A,)."""
 
@@ -223,71 +223,6 @@ class Networks(nn.Module):
         if self.bounded:
             return distributions.ClippedGaussian(head, self.log_std, self.low, self.high)
         return distributions.DiagGaussian(head, self.log_std)
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """T steps of N environments. `next_obs` is kept for the E rows that ended."""
-
-    obs: Obs
-    """group -> (T, N, d), raw"""
-    head: Tensor
-    """(T, N, A) output of the actor"""
-    action: Tensor
-    """(T, N, A), or (T, N) int64"""
-    reward: Tensor
-    """(T, N)"""
-    terminated: Tensor
-    """(T, N) bool"""
-    truncated: Tensor
-    """(T, N) bool"""
-    last_obs: Obs
-    """group -> (N, d), raw: what follows the last step"""
-    ended_next_obs: Obs
-    """group -> (E, d), raw: true successors, in the order of `ended.nonzero()`"""
-    ended_faulty: Tensor
-    """(E,) bool: the row ended by a fault, so that its successor was never seen"""
-
-    @property
-    def ended(self) -> Tensor:
-        """An episode ended at this step; (T, N) bool."""
-        return self.terminated | self.truncated
-
-
-@torch.no_grad()
-def collect(ppo: "PPO", env: VecEnv, num_steps: int) -> tuple[Rollout, dict[str, float]]:
-    """Act for `num_steps` from the environment's current state.
-
-    Returns:
-        The roll-out, and the mean per step of each reward term and task figure.
-    """
-    obs = env.observe()
-    noise = ppo.draw_noise(num_steps)
-    trace, ended_obs, faulty, infos, faults = [], [], [], [], 0
-    for t in range(num_steps):
-        head, action = ppo.act(obs, noise[t])
-        step = env.step(action)
-        trace.append((obs, head, action, step.reward, step.terminated, step.truncated))
-        infos.append({f"reward/{k}": v for k, v in step.info.reward_terms.items()})
-        infos[-1].update({f"task/{k}": v for k, v in step.info.metrics.items()})
-        if step.next_obs is not step.obs:
-            rows = (step.terminated | step.truncated).nonzero()[:, 0]
-            ended_obs.append({g: x[rows] for g, x in step.next_obs.items()})
-            bad = torch.tensor([f.row for f in step.info.faults], dtype=rows.dtype)
-            faulty.append(torch.isin(rows, bad.to(rows.device)))
-            faults += len(bad)
-        obs = step.obs
-    seen, *rest = zip(*trace, strict=True)
-    nothing = {g: x[:0] for g, x in obs.items()}
-    rollout = Rollout(
-        {g: torch.stack([o[g] for o in seen]) for g in obs},
-        *(torch.stack(x) for x in rest),
-        last_obs=obs,
-        ended_next_obs={g: torch.cat([o[g] for o in (nothing, *ended_obs)]) for g in obs},
-        ended_faulty=torch.cat([torch.zeros(0, dtype=torch.bool, device=env.device), *faulty]),
-    )
-    metrics = {k: torch.stack([i[k] for i in infos]).mean().item() for k in infos[0]}
-    return rollout, {**metrics, "rollout/faults": faults}
 
 
 # The learner --------------------------------------------------------------------------------
@@ -336,9 +271,9 @@ class PPO:
         self.unfinished = torch.zeros(2, spec.num_envs, dtype=torch.float64, device=self.device)
         """Return and length so far of the episodes that the next roll-out continues."""
 
-    def draw_noise(self, num_steps: int) -> Tensor:
-        """Standard normal (T, N, A), what `act` needs for T steps."""
-        shape = (num_steps, self.spec.num_envs, self.spec.action_size)
+    def draw_noise(self) -> Tensor:
+        """Standard normal (T, N, A), what `act` needs for an iteration."""
+        shape = (self.config.num_steps, self.spec.num_envs, self.spec.action_size)
         return torch.randn(shape, generator=self.generator, device=self.device)
 
     @torch.no_grad()
@@ -520,7 +455,7 @@ def train(
         ppo.warm_start(initial)
     while step < config.total_steps and not run.stopping(step):
         began = time.perf_counter()
-        rollout, metrics = collect(ppo, env, config.num_steps)
+        rollout, metrics = collect(ppo.act, env, ppo.draw_noise())
         collected = time.perf_counter()
         step += rollout.reward.numel()
         try:

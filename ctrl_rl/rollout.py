@@ -1,0 +1,80 @@
+"""T steps of N environments, as on-policy algorithms learn from them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ctrl_rl.env import Obs, VecEnv
+
+Act = Callable[[Obs, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """T steps of N environments. `next_obs` is kept for the E rows that ended."""
+
+    obs: Obs
+    """group -> (T, N, d), raw"""
+    head: Tensor
+    """(T, N, A) output of the actor"""
+    action: Tensor
+    """(T, N, A), or (T, N) int64"""
+    reward: Tensor
+    """(T, N)"""
+    terminated: Tensor
+    """(T, N) bool"""
+    truncated: Tensor
+    """(T, N) bool"""
+    last_obs: Obs
+    """group -> (N, d), raw: what follows the last step"""
+    ended_next_obs: Obs
+    """group -> (E, d), raw: true successors, in the order of `ended.nonzero()`"""
+    ended_faulty: Tensor
+    """(E,) bool: the row ended by a fault, so that its successor was never seen"""
+
+    @property
+    def ended(self) -> Tensor:
+        """An episode ended at this step; (T, N) bool."""
+        return self.terminated | self.truncated
+
+
+@torch.no_grad()
+def collect(act: Act, env: VecEnv, noise: Tensor) -> tuple[Rollout, dict[str, float]]:
+    """Act for T steps from the environment's current state.
+
+    Args:
+        act: `act(obs, noise (N, A)) -> head (N, A), action`.
+        env: the training environment.
+        noise: (T, N, A), what `act` draws its actions from.
+
+    Returns:
+        The roll-out, and the mean per step of each reward term and task figure.
+    """
+    obs = env.observe()
+    trace, ended_obs, faulty, infos, faults = [], [], [], [], 0
+    for step_noise in noise:
+        head, action = act(obs, step_noise)
+        step = env.step(action)
+        trace.append((obs, head, action, step.reward, step.terminated, step.truncated))
+        infos.append({f"reward/{k}": v for k, v in step.info.reward_terms.items()})
+        infos[-1].update({f"task/{k}": v for k, v in step.info.metrics.items()})
+        if step.next_obs is not step.obs:
+            rows = (step.terminated | step.truncated).nonzero()[:, 0]
+            ended_obs.append({g: x[rows] for g, x in step.next_obs.items()})
+            bad = torch.tensor([f.row for f in step.info.faults], dtype=rows.dtype)
+            faulty.append(torch.isin(rows, bad.to(rows.device)))
+            faults += len(bad)
+        obs = step.obs
+    seen, *rest = zip(*trace, strict=True)
+    nothing = {g: x[:0] for g, x in obs.items()}
+    rollout = Rollout(
+        {g: torch.stack([o[g] for o in seen]) for g in obs},
+        *(torch.stack(x) for x in rest),
+        last_obs=obs,
+        ended_next_obs={g: torch.cat([o[g] for o in (nothing, *ended_obs)]) for g in obs},
+        ended_faulty=torch.cat([torch.zeros(0, dtype=torch.bool, device=env.device), *faulty]),
+    )
+    metrics = {k: torch.stack([i[k] for i in infos]).mean().item() for k in infos[0]}
+    return rollout, {**metrics, "rollout/faults": faults}
