@@ -6,14 +6,13 @@ frozen dataclass, whose fields are the flags and whose docstrings are the help; 
 people and returns None or a dict for `--json`: {"task", "config", "metrics": {name: {"mean",
 "ci95", "n", "unit"}}} and what else it found. "passed": False in it makes the exit status 1.
 
-The first line of a command module's docstring stands in `ctrl-rl --help`; it is read without
-importing the module, so that help needs neither torch nor tyro.
+The first line of a command module's docstring stands in `ctrl-rl --help`, which needs neither
+torch nor tyro.
 """
 
 import ast
 import contextlib
 import dataclasses
-import importlib.util
 import io
 import json
 import math
@@ -135,7 +134,7 @@ def _call(name: str, argv: list[str]) -> dict | None:
     prog = f"ctrl-rl {name}"
     if typing.get_origin(hint) is list:
         return function(argv)
-    return function(parse(hint, argv, prog, description=_summary(name)))
+    return function(parse(hint, argv, prog, description=registry.summary("commands", name)))
 
 
 def _take(argv: list[str], flag: str) -> bool:
@@ -148,7 +147,7 @@ def _take(argv: list[str], flag: str) -> bool:
 def _help() -> str:
     names = registry.names("commands")
     width = max(map(len, names), default=0)
-    lines = [f"  {name:<{width}}  {_summary(name)}" for name in names]
+    lines = [f"  {name:<{width}}  {registry.summary('commands', name)}" for name in names]
     return "\n".join(
         (
             "usage: ctrl-rl COMMAND ...",
@@ -161,16 +160,6 @@ def _help() -> str:
             "  --json prints one JSON object and nothing else on stdout, --debug a traceback.",
         )
     )
-
-
-def _summary(name: str) -> str:
-    """First line of the docstring of a command's module, which is not imported."""
-    spec = importlib.util.find_spec(registry.names("commands")[name].partition(":")[0])
-    if spec is None or not spec.origin:
-        return ""
-    with open(spec.origin, encoding="utf-8") as file:
-        docstring = ast.get_docstring(ast.parse(file.read())) or ""
-    return docstring.partition("\n")[0]
 
 
 def _flags(cls, prefix: str = "--") -> list[str]:

@@ -4,8 +4,10 @@ Each installed package names, per group, a literal dict from name to "module:obj
 heavy is imported until an object is asked for.
 """
 
+import ast
 import difflib
 import importlib
+import importlib.util
 from functools import lru_cache
 from importlib.metadata import entry_points
 
@@ -53,6 +55,23 @@ def load(group: str, name: str):
     module, _, attribute = known[name].partition(":")
     loaded = importlib.import_module(module)
     return getattr(loaded, attribute) if attribute else loaded
+
+
+def summary(group: str, name: str) -> str:
+    """First line of a docstring: of the module for a command or algorithm, else of the object.
+
+    It is read from the source, so that nothing is imported.
+    """
+    module, _, attribute = names(group)[name].partition(":")
+    spec = importlib.util.find_spec(module)
+    if spec is None or not spec.origin:
+        return ""
+    with open(spec.origin, encoding="utf-8") as file:
+        node = ast.parse(file.read())
+    if group not in ("commands", "algos"):
+        named = (n for n in node.body if getattr(n, "name", None) == attribute)
+        node = next(named, node)
+    return (ast.get_docstring(node) or "").partition("\n")[0]
 
 
 def nearest(name: str, known) -> str:

@@ -134,7 +134,7 @@ class WebViewer:
             ) from None
         self.model, self.data = model, mujoco.MjData(model)
         self.pressed: queue.SimpleQueue = queue.SimpleQueue()
-        self.server = viser.ViserServer(port=port, verbose=False)
+        self.server = viser.ViserServer(host="127.0.0.1", port=port, verbose=False)
         self.scene = ViserMujocoScene(self.server, model, num_envs=1)
         self.text = self.server.gui.add_markdown("")
         for key, what in keys.items():

@@ -68,7 +68,7 @@ def acceleration(qpos: Tensor, qvel: Tensor, ctrl: Tensor) -> Tensor:
 
 
 class CartPoleSwingUp(TaskEnv):
-    """The task; see the module's docstring."""
+    """Swing a hanging pole up with a cart on a short track, and hold it."""
 
     id = "CartPole-SwingUp-v0"
     Config = CartPoleSwingUpConfig

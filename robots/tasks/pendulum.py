@@ -48,7 +48,7 @@ def acceleration(qpos: Tensor, qvel: Tensor, ctrl: Tensor) -> Tensor:
 
 
 class Pendulum(TaskEnv):
-    """The task; see the module's docstring."""
+    """Swing a torque-limited pendulum up and hold it."""
 
     id = "Pendulum-v0"
     Config = PendulumConfig
