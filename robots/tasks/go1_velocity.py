@@ -198,7 +198,7 @@ class Go1VelocityConfig:
 
 
 class Go1Velocity(TaskEnv):
-    """The task; see the module's docstring."""
+    """A Unitree Go1 follows velocity commands on a flat floor."""
 
     id = "Go1-Velocity-Flat-v0"
     Config = Go1VelocityConfig
