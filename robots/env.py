@@ -250,7 +250,7 @@ class TaskEnv:
         self.sim.load_state_dict(state["sim"])
         for name, value in state["memory"].items():
             self.memory[name].copy_(value)
-        self._obs = {k: v.clone() for k, v in state["obs"].items()}
+        self._obs = {k: v.to(self.device, copy=True) for k, v in state["obs"].items()}
         self._key = self._draw_key(ALL)
 
     def get_rows(self, rows: Tensor) -> dict:
@@ -334,7 +334,7 @@ class TaskEnv:
         self._key[rows] = self._draw_key(rows)
         if staggered:
             age = self.uniform("stagger", rows, 1, 0, self.spec.max_episode_steps)
-            self.step_count[rows] = age.flatten().long()
+            self.step_count[rows] = age.flatten().long().clamp(max=self.spec.max_episode_steps - 1)
             self._key[rows] = self._draw_key(rows)
         self.sim.reset(rows)
         self.begin(rows)
@@ -437,6 +437,13 @@ class _Group:
 
     def assemble(self, raw: dict[str, Tensor], rows: Rows) -> Tensor:
         """noise -> clip -> scale -> delay -> history, (n, d) float32."""
+        for t in self.terms:
+            found = tuple(raw[t.name].shape) if t.name in raw else "nothing"
+            if found == "nothing" or found[1:] != (t.size,):
+                raise ValueError(
+                    f"{self.env.id}: observe_terms gives {found} for {t.name!r}, "
+                    f"the spec says (rows, {t.size})"
+                )
         x = torch.cat([raw[t.name] for t in self.terms], 1)
         if len(self.noisy):
             draw = self.env.uniform(f"noise/{self.name}", rows, len(self.noisy), -1.0, 1.0)
@@ -458,7 +465,9 @@ class _Group:
     def _make_buffers(self) -> None:
         env, n = self.env, self.env.num_envs
         depth = max(t.history + t.delay[1] for t in self.terms)
-        size = sum(t.size for t in self.terms)
+        repeats = [t.history_fill == "repeat" for t in self.terms for _ in range(t.size)]
+        self.repeats = torch.tensor(repeats, dtype=torch.float32, device=env.device)
+        size = len(repeats)
         self.frames = env.remember(
             f"obs/{self.name}/frames", torch.zeros(n, depth, size, device=env.device)
         )
@@ -472,15 +481,10 @@ class _Group:
 
     def _stack(self, x: Tensor, rows: Rows) -> Tensor:
         """Push one frame (newest last) and read every term's delayed history, oldest first."""
+        before_first = (x * self.repeats)[:, None]
         frames = torch.roll(self.frames[rows], -1, 1)
+        frames = torch.where(self.fresh[rows, None, None], before_first, frames)
         frames[:, -1] = x
-        fresh = self.fresh[rows]
-        repeat = x[:, None].expand_as(frames).clone()
-        zero = torch.cat(
-            [torch.full((t.size,), float(t.history_fill == "repeat")) for t in self.terms]
-        ).to(x)
-        repeat[:, :-1] *= zero
-        frames = torch.where(fresh[:, None, None], repeat, frames)
         self.frames[rows] = frames
         self.fresh[rows] = False
         depth, out, start = frames.shape[1], [], 0
