@@ -1,0 +1,206 @@
+"""Writes the result tables of README and docs from the JSON files in `results/`.
+
+    python -m benchmarks.table            write them anew
+    python -m benchmarks.table --check    exit status 1 if one is not current
+
+A table stands between `<!-- table: NAME -->` and `<!-- /table -->`; NAME is one of `TABLES`. A
+cell that was not measured says so in its row.
+
+Reading order: `TABLES` at the end -> the builders above it -> `fill` -> `main`.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.cells import RESULTS, ROOT, load
+from benchmarks.ppo_halfcheetah import verdict
+
+MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- /table -->)", re.DOTALL)
+
+NOT_MEASURED = "not measured"
+
+
+def fill(text: str, results: Path = RESULTS) -> str:
+    """`text` with every marked table written anew. Raises ValueError for an unknown name."""
+
+    def table(found: re.Match) -> str:
+        name = found[2]
+        if name not in TABLES:
+            raise ValueError(f"unknown table {name!r}; known: {', '.join(TABLES)}")
+        return f"{found[1]}{TABLES[name](results)}\n{found[3]}"
+
+    return MARKED.sub(table, text)
+
+
+def pages() -> list[Path]:
+    """Pages that may hold tables."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write or check; 1 if a page was not current under `--check`."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.table")
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    args = parser.parse_args(argv)
+    stale = [page for page in pages() if fill(page.read_text()) != page.read_text()]
+    for page in stale:
+        print(f"{page.relative_to(ROOT)}: {'not current' if args.check else 'written'}")
+        if not args.check:
+            page.write_text(fill(page.read_text()))
+    return 1 if args.check and stale else 0
+
+
+# Pieces -------------------------------------------------------------------------------------
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table; the first column is text, the others are numbers."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def measured_on(cells: dict[str, dict]) -> str:
+    """The line below a table: machine, versions, day, commands."""
+    if not cells:
+        return ""
+    hardware = {_hardware(c["hardware"]) for c in cells.values()}
+    versions = {
+        f"{p} {v}" for c in cells.values() for p, v in c["versions"].items() if p in SHOWN_VERSIONS
+    }
+    days = sorted({c["date"][:10] for c in cells.values()})
+    benchmark = next(iter(cells.values()))["benchmark"]
+    return (
+        f"\n\n{'; '.join(sorted(hardware))}; {', '.join(sorted(versions))}; "
+        f"{days[0] if len(days) == 1 else f'{days[0]} to {days[-1]}'}; "
+        f"`python -m benchmarks.{benchmark}`."
+    )
+
+
+SHOWN_VERSIONS = ("torch", "mujoco")
+
+
+def _hardware(hardware: dict) -> str:
+    parts = [f"{hardware['cores']} cores of {hardware['cpu']}"]
+    return ", ".join([*parts, *filter(None, [hardware.get("gpu")])])
+
+
+# Tables -------------------------------------------------------------------------------------
+
+
+def ppo_speed(results: Path) -> str:
+    """Env steps per second of PPO, and wall time of a million steps."""
+    cells = load("ppo_speed", results)
+    if "rate" not in cells:
+        return f"PPO's speed: {NOT_MEASURED}."
+    result = cells["rate"]["result"]
+    whole = {
+        "ours, compiled": "steps-ours-compiled",
+        "ours, eager": "steps-ours-eager",
+        "sb3, DummyVecEnv": "steps-sb3",
+    }
+    rows = []
+    for name, rate in result["env_steps_per_s"].items():
+        cell = cells.get(whole.get(name, ""))
+        wall = f"{cell['result']['wall_s']:.0f} s" if cell else NOT_MEASURED
+        rows.append([_design(name), f"{rate['per_s']:,.0f}", f"{result['ratio'][name]:.2f}", wall])
+    head = ["PPO on HalfCheetah-v5", "env steps/s", "ratio to best reference", "1 M steps, cold"]
+    return markdown(head, rows) + measured_on(cells)
+
+
+def _design(name: str) -> str:
+    return name.replace("sb3", "stable-baselines3").replace("ours", "ctrl-rl")
+
+
+def ppo_halfcheetah(results: Path) -> str:
+    """Return at one million steps, every seed, and the verdict."""
+    cells = load("ppo_halfcheetah", results)
+    rows, means = [], {}
+    for peer, label in (("ctrl-rl", "ctrl-rl"), ("sb3", "stable-baselines3")):
+        seeds = [
+            float(np.mean(c["result"]["returns"])) for n, c in cells.items() if n.startswith(peer)
+        ]
+        means[peer] = np.array(seeds)
+        shown = ", ".join(f"{x:,.0f}" for x in sorted(seeds)) or NOT_MEASURED
+        rows.append([label, str(len(seeds)), shown])
+    text = markdown(["Return on HalfCheetah-v5 at 1 M steps", "seeds", "each seed"], rows)
+    if min(map(len, means.values())) >= 5:
+        v = verdict(means["ctrl-rl"], means["sb3"])
+        text += (
+            f"\n\nInterquartile mean {v['iqm']:,.0f} against {v['iqm_reference']:,.0f}: ratio "
+            f"{v['ratio']:.2f}, 95 % interval {v['ci95'][0]:.2f} to {v['ci95'][1]:.2f}."
+        )
+    else:
+        text += "\n\nFewer than five seeds on a side are shown, not judged."
+    return text + measured_on(cells)
+
+
+def latency(results: Path) -> str:
+    """Time of one action."""
+    cells = load("latency", results)
+    if not cells:
+        return f"Inference latency: {NOT_MEASURED}."
+    result = cells["go1"]["result"]
+    rows = [
+        ["onnxruntime, as shipped", f"{result['us']['onnxruntime']:.1f} µs"],
+        ["the same policy in eager torch", f"{result['us']['torch']:.1f} µs"],
+        ["ratio", f"{result['ratio']:.2f}"],
+    ]
+    head = ["One action of the Go1 policy, batch 1, one thread", "median"]
+    return markdown(head, rows) + measured_on(cells)
+
+
+def env_speed(results: Path) -> str:
+    """Simulation with tensors out."""
+    cells = load("env_speed", results)
+    rows = []
+    for cell in cells.values():
+        if "env_steps_per_s" not in cell["result"]:
+            continue
+        relative = cell["result"]["ours_relative_to"]
+        rate = cell["result"]["env_steps_per_s"]["ours"]["per_s"]
+        label = f"{cell['config']['task']}, {cell['config']['num_envs']} environments"
+        ratios = [
+            relative.get(peer, {}).get("per_s") for peer in ("envpool", "gymnasium", "physics")
+        ]
+        rows.append([label, f"{rate:,.0f}", *("–" if r is None else f"{r:.2f}" for r in ratios)])
+    if not rows:
+        return f"Simulation: {NOT_MEASURED}."
+    head = ["", "env steps/s", "times envpool", "times SyncVectorEnv", "times bare physics"]
+    return markdown(head, rows) + measured_on(cells)
+
+
+def install(results: Path) -> str:
+    """Size on disk and time of a start."""
+    cells = load("install", results)
+    if not cells:
+        return f"Install: {NOT_MEASURED}."
+    labels = {"core": "training: `pip install`", "robot": "the robot's computer"}
+    rows = []
+    for name, cell in cells.items():
+        r = cell["result"]
+        largest = ", ".join(f"{n} {mb:,}" for n, mb in list(r["largest_mb"].items())[:3])
+        rows.append(
+            [labels[name], str(r["packages"]), f"{r['size_mb']:,} MB", largest,
+             f"`{r['start']}`: {r['start_s']:.2f} s"]
+        )  # fmt: skip
+    head = ["", "packages", "size", "largest [MB]", "start"]
+    return markdown(head, rows) + measured_on(cells)
+
+
+TABLES: dict[str, Callable[[Path], str]] = {
+    "ppo_speed": ppo_speed,
+    "ppo_halfcheetah": ppo_halfcheetah,
+    "latency": latency,
+    "env_speed": env_speed,
+    "install": install,
+}
+"""Name of a table -> its builder."""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
