@@ -15,6 +15,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 
 import torch
@@ -113,7 +114,7 @@ class MinibatchStep:
 
     def load_state_dict(self, state: dict) -> None:
         """Continue where `state_dict` was taken, in the mode it was taken in."""
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(deepcopy(state["optimizer"]))
         self.compiled = state["compiled"]
 
     # Eager ------------------------------------------------------------------------------------

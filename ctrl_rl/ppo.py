@@ -30,6 +30,7 @@ Reading order: `METRICS` -> `PPOConfig` -> losses -> `Networks` -> `PPO` -> `tra
 import math
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 
@@ -328,11 +329,10 @@ class PPO:
             metrics["value/explained_variance"] = 1 - unexplained.item()
         episodes, self.unfinished = episode_sums(self.unfinished, rollout.reward, rollout.ended)
         if episodes.shape[1]:
-            metrics["rollout/episode_return"], metrics["rollout/episode_length"] = episodes.mean(
-                1
-            ).tolist()
-            terminated = rollout.terminated.sum().item()
-            metrics["rollout/terminated"] = terminated / episodes.shape[1]
+            mean_return, mean_length = episodes.mean(1).tolist()
+            metrics["rollout/episode_return"] = mean_return
+            metrics["rollout/episode_length"] = mean_length
+            metrics["rollout/terminated"] = rollout.terminated.sum().item() / episodes.shape[1]
         return metrics
 
     def policy_section(self) -> dict:
@@ -355,21 +355,23 @@ class PPO:
         return section
 
     def state_dict(self) -> dict:
-        """Everything that decides the future of training."""
-        return {
-            "networks": self.networks.state_dict(),
-            "step": self.step.state_dict(),
-            "normalizers": {g: n.state_dict() for g, n in self.normalizers.items()},
-            "generator": self.generator.get_state(),
-            "unfinished": self.unfinished,
-        }
+        """Everything that decides the future of training, as a copy."""
+        return deepcopy(
+            {
+                "networks": self.networks.state_dict(),
+                "step": self.step.state_dict(),
+                "normalizers": {g: n.state_dict() for g, n in self.normalizers.items()},
+                "generator": self.generator.get_state(),
+                "unfinished": self.unfinished,
+            }
+        )
 
     def load_state_dict(self, state: dict) -> None:
         """Continue exactly where `state_dict` was taken."""
         self.warm_start(state)
         self.step.load_state_dict(state["step"])
         self.generator.set_state(state["generator"])
-        self.unfinished = state["unfinished"].to(self.device, copy=True)
+        self.unfinished = state["unfinished"].to(self.device)
 
     def warm_start(self, state: dict) -> None:
         """Take weights and observation statistics of another run; the rest begins anew.
