@@ -62,7 +62,7 @@ class Reach(TaskEnv):
 
     def make_spec(self):
         """What the policy sees and does; 2 physics steps per action, 4 s per episode."""
-        angles, cos_sin = ("shoulder", "elbow"), ("cos", "cos", "sin", "sin")
+        angles, cos_sin = ("shoulder", "elbow"), ("cos 1", "cos 2", "sin 1", "sin 2")
         return EnvSpec(
             task=self.id,
             num_envs=self.num_envs,
