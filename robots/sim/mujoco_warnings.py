@@ -6,6 +6,9 @@ import re
 
 import mujoco
 
+OTHERS = ("settotalmass",)
+"""Words of warnings about gymnasium's model files, which nobody but gymnasium can heed."""
+
 counts: collections.Counter[str] = collections.Counter()
 """Warnings of this process by kind, that is their text without the numbers."""
 
@@ -18,5 +21,5 @@ def install() -> None:
 def _count(message: str) -> None:
     kind = re.sub(r"\d[\d.e+-]*", "#", message)
     counts[kind] += 1
-    if counts[kind] == 1:
+    if counts[kind] == 1 and not any(word in message for word in OTHERS):
         logging.getLogger(__name__).warning("MuJoCo: %s (said once)", message)
