@@ -192,7 +192,41 @@ def install(results: Path) -> str:
     return markdown(head, rows) + measured_on(cells)
 
 
+def go1_walk(results: Path) -> str:
+    """Wall clock of training and the verdict of `verify`, every seed."""
+    cells = load("go1_walk", results)
+    if not cells:
+        return f"Go1's time to walk: {NOT_MEASURED}."
+    rows = []
+    for name, cell in cells.items():
+        result = cell["result"]
+        figure = {k: v["value"] for k, v in result["checks"].items()}
+        rows.append(
+            [
+                name,
+                f"{result['train_wall_s']:.0f} s",
+                f"{result['env_steps'] / 1e6:.1f} M",
+                f"{100 * figure['training/falls']:.1f} %",
+                *(
+                    f"{figure[f'training/rms_{axis}']:.3f}"
+                    for axis in ("lin_vel_x", "lin_vel_y", "ang_vel_z")
+                ),
+                f"{100 * figure['training/drift']:.1f} cm",
+                "passed" if result["verify_passed"] else "not passed",
+            ]
+        )
+    head = ["Go1", "training", "env steps", "falls", "x [m/s]", "y [m/s]", "yaw [rad/s]", "drift"]
+    seeds = [c["result"]["train_wall_s"] for n, c in cells.items() if n.startswith("seed")]
+    median = ""
+    if seeds:
+        median = (
+            f"\n\nMedian of {len(seeds)} seeds {np.median(seeds):.0f} s, worst {max(seeds):.0f} s."
+        )
+    return markdown([*head, "verify"], rows) + median + measured_on(cells)
+
+
 TABLES: dict[str, Callable[[Path], str]] = {
+    "go1_walk": go1_walk,
     "ppo_speed": ppo_speed,
     "ppo_halfcheetah": ppo_halfcheetah,
     "latency": latency,
