@@ -24,7 +24,6 @@ from ctrl_rl.spec import ActionDim, EnvSpec, ObsTerm
 from robots.env import TaskEnv
 from robots.sim import Rows, make_mujoco_sim
 
-
 PPO = {
     "num_envs": 8,
     "num_steps": 512,
