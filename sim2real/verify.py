@@ -15,7 +15,7 @@ For a task with a robot:
 For a task without a robot: observation, and the return in the training environment. Given a run
 folder, the file is also compared with the checkpoint it came from.
 
-Reading order: `sim2real.thresholds` -> `Report` -> `verify` -> the parts in the order above.
+Reading order: `sim2real.thresholds` -> `Report`, `Case` -> `verify` -> the parts as above.
 """
 
 import copy
@@ -144,6 +144,27 @@ class Case:
         )
 
 
+def open_case(
+    path: str | Path, thresholds: Thresholds | None = None, procedure: Procedure | None = None
+) -> Case:
+    """Load a file, or a run folder that holds one; arguments and errors as of `verify`."""
+    path, run = Path(path), None
+    if path.is_dir():
+        run, path = path, path / "policy.onnx"
+        if not path.is_file():
+            raise CardError(f"{run} holds no policy.onnx; write it with: ctrl-rl export {run}")
+    network, card = load(path)
+    return Case(
+        path=path,
+        network=network,
+        card=card,
+        policy=None if run is None else load_policy(run, str(card.train_steps)),
+        task=registry.load("tasks", card.spec.task),
+        limits=thresholds or Thresholds(),
+        how=procedure or Procedure(),
+    )
+
+
 def verify(
     path: str | Path,
     thresholds: Thresholds | None = None,
@@ -163,22 +184,8 @@ def verify(
         CardError: no file, or it is damaged, foreign or not of one piece.
         NotFound: its task, or that version of it, is not installed.
     """
-    path, run = Path(path), None
-    if path.is_dir():
-        run, path = path, path / "policy.onnx"
-        if not path.is_file():
-            raise CardError(f"{run} holds no policy.onnx; write it with: ctrl-rl export {run}")
-    network, card = load(path)
-    case = Case(
-        path=path,
-        network=network,
-        card=card,
-        policy=None if run is None else load_policy(run, str(card.train_steps)),
-        task=registry.load("tasks", card.spec.task),
-        limits=thresholds or Thresholds(),
-        how=procedure or Procedure(),
-    )
-    report = Report(card.spec.task)
+    case = open_case(path, thresholds, procedure)
+    report = Report(case.card.spec.task)
 
     def part(name: str, function, *args) -> None:
         say(f"{name} ...")
@@ -187,7 +194,7 @@ def verify(
         report.wall_s[name] = time.perf_counter() - start
 
     part("observation", check_observation)
-    if card.spec.robot is None:
+    if case.card.spec.robot is None:
         part("return", check_return)
         return report
     for name, model in case.task.plain_models().items():
@@ -698,5 +705,5 @@ def check_return(case: Case, report: Report) -> None:
 
 
 def _mean_metric(values: np.ndarray, unit: str) -> Metric:
-    values = torch.from_numpy(values)
-    return Metric(mean=float(values.mean()), ci95=bootstrap(values), n=len(values), unit=unit)
+    ci95 = bootstrap(torch.from_numpy(values))
+    return Metric(mean=float(values.mean()), ci95=ci95, n=len(values), unit=unit)
