@@ -58,7 +58,9 @@ class PolicyModule(nn.Module):
         if saved is not None:
             self.normalizer = Normalizer(width, saved["clip"], saved["epsilon"])
             self.normalizer.load_state_dict({k: saved[k] for k in ("mean", "var", "count")})
-        self.net = MLP((width, *section["hidden"], spec.action_size), section["activation"])
+        sizes = (width, *section["hidden"], spec.action_size)
+        # A generator of its own: building a policy must not move the global one.
+        self.net = MLP(sizes, section["activation"], generator=torch.Generator())
         self.net.load_state_dict(section["weights"])
         self.bounds = False
         if section["bound"] == "clip" and not self.discrete:

@@ -4,7 +4,7 @@ Run folder:
 
     config.json               everything that was decided, written before training
     metrics.csv, tensorboard/ one row per logged iteration; x is env steps
-    checkpoints/last.pt       complete: policy, learner, environments, generators
+    checkpoints/last.pt       complete: policy, learner with its generator, environments
     checkpoints/best.pt       policy section only, best mean return of an evaluation
     checkpoints/step-N.pt     policy section only
     curves.png, video.mp4, evaluation.json, report.html
@@ -18,6 +18,7 @@ Reading order: checkpoint files -> run folder on disk -> `Run`.
 
 import csv
 import dataclasses
+import io
 import json
 import math
 import os
@@ -80,9 +81,10 @@ def save_checkpoint(path: Path, content: dict) -> None:
         TypeError: a value that `plain` refuses; nothing is written.
         OSError: the disk is full or unwritable; the old file stands.
     """
-    content = plain({"format": FORMAT, **content})
+    buffer = io.BytesIO()  # torch would report a full disk as an error of its own
+    torch.save(plain({"format": FORMAT, **content}), buffer)
     with _replacing(path, "wb") as file:
-        torch.save(content, file)
+        file.write(buffer.getbuffer())
 
 
 def load_checkpoint(path: Path) -> dict:
@@ -304,13 +306,20 @@ class Run:
         self._interrupted = False
         self._handlers: dict = {}
         self._columns: list[str] = []
-        self._csv = self._tensorboard = self._checkpoint = None
+        self._csv = self._tensorboard = self._checkpoint = self._initial = None
         self._best = -math.inf
         self._resume = resume
         self._init_from = None if init_from is None else Path(init_from)
         self._console = _Console() if console and folder is not None else None
+        self._new_folders: list[Path] = []
         if self.folder is not None:
-            _claim(self.folder, resume)
+            missing = (f for f in (self.folder, *self.folder.parents) if not f.exists())
+            self._new_folders = list(missing)
+            try:
+                _claim(self.folder, resume)
+            except ValueError:
+                self._forget_folder()
+                raise
             last = self.folder / "checkpoints" / "last.pt"
             if resume and last.is_file():
                 self._checkpoint = load_checkpoint(last)
@@ -326,7 +335,8 @@ class Run:
             algo: name of the algorithm.
 
         Raises:
-            ValueError: a resumed run was made by another algorithm, task, size or configuration.
+            ValueError: a resumed run was made by another algorithm, task, size or configuration,
+                or `init_from` does not fit.
         """
         self.metrics = dict(metrics)
         self._patterns = [
@@ -336,6 +346,7 @@ class Run:
         self.total_steps = config.total_steps
         for kind, every in self._every.items():
             self._every[kind] = max(self.total_steps // 10, 1) if every is None else every
+        self._initial = self._load_initial(env.spec)
         if self.folder is None:
             return
         # Through JSON once, so that what is compared is what a later resume will read.
@@ -356,24 +367,13 @@ class Run:
         content, self._checkpoint = self._checkpoint, None
         if content is None:
             return None
-        torch.set_rng_state(content["rng"])
         self._best = content["best"]
         self._last_due = dict.fromkeys(self._last_due, content["step"])
         return {key: content[key] for key in ("step", "policy", "learner", "env")}
 
-    def initial(self, spec: EnvSpec) -> dict | None:
-        """The learner's state in the run named by `init_from`; None where there is none.
-
-        Raises:
-            ValueError: it is no run, or its observations or actions are not those of `spec`.
-        """
-        if self._init_from is None:
-            return None
-        from ctrl_rl.policy import check_same_shape
-
-        config = read_config(self._init_from)
-        check_same_shape(EnvSpec.from_dict(config["spec"]), spec, spec.obs)
-        return load_checkpoint(find_checkpoint(self._init_from, "last"))["learner"]
+    def initial(self) -> dict | None:
+        """The learner's state in the run named by `init_from`; None where there is none."""
+        return self._initial
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Add figures at an env step; a second call at the same step adds to the row.
@@ -447,7 +447,6 @@ class Run:
             **section,
             "learner": learner,
             "env": env,
-            "rng": torch.get_rng_state(),
             "best": self._best,
             "config": (self.folder / "config.json").read_text(),
         }
@@ -494,8 +493,26 @@ class Run:
             self._tensorboard = None
         if self._console:
             self._console.stop()
+        self._forget_folder()
 
     # Inside -----------------------------------------------------------------------------------
+
+    def _forget_folder(self) -> None:
+        """A run that never started leaves no empty folder."""
+        for folder in self._new_folders:
+            if not folder.is_dir() or any(folder.iterdir()):
+                return
+            folder.rmdir()
+
+    def _load_initial(self, spec: EnvSpec) -> dict | None:
+        """Raises ValueError if `init_from` is no run, or one with another observation or action."""
+        if self._init_from is None or self._resume:
+            return None
+        from ctrl_rl.policy import check_same_shape
+
+        config = read_config(self._init_from)
+        check_same_shape(EnvSpec.from_dict(config["spec"]), spec, spec.obs)
+        return load_checkpoint(find_checkpoint(self._init_from, "last"))["learner"]
 
     def _record(self, config, env, algo: str) -> dict:
         """What config.json holds."""
@@ -523,6 +540,9 @@ class Run:
 
     def _check_same(self, new: dict, old: dict) -> None:
         """A resumed run may be longer; nothing else that decides it may differ."""
+        total, before = (record["algo_config"]["total_steps"] for record in (new, old))
+        if total < before:
+            raise ValueError(f"total_steps may be raised, not lowered: {before:,}, now {total:,}")
         free = {"total_steps", "threads", "checkpoint_every"}
         for part in ("task", "algo", "spec", "algo_config", "task_config", "run"):
             if not isinstance(old[part], dict):
