@@ -138,7 +138,12 @@ def make_mujoco_sim(
 
         return MujocoSim(model, num_worlds, threads, contact_forces)
     if backend == "warp":
-        from robots.sim.warp_backend import WarpSim
+        try:
+            from robots.sim.warp_backend import WarpSim
+        except ImportError as error:
+            if error.name not in ("warp", "mujoco_warp"):
+                raise
+            raise ValueError("backend 'warp' needs: pip install 'ctrl-rl[warp]'") from error
 
         return WarpSim(
             model, num_worlds, device, nconmax=nconmax, njmax=njmax, contact_forces=contact_forces
