@@ -45,7 +45,8 @@ class MinibatchStep:
         module: the networks to train, on their device.
         objective: see `Objective`; it may call any method of the module.
         learning_rate: initial step size.
-        max_grad_norm: a longer gradient is scaled down to this Euclidean norm.
+        max_grad_norm: a longer gradient is scaled down to this Euclidean norm; apart for each
+            child of the module, so that a critic's large gradient does not drown the actor's.
         adapt: see `Adapt`; None for a fixed learning rate.
         compiled: use the compiled graphs; batches must then keep their shapes.
     """
@@ -64,6 +65,11 @@ class MinibatchStep:
         self._names = tuple(name for name, _ in self._bound.named_parameters())
         self._parameters = tuple(self._bound.parameters())
         self._shapes = tuple(p.shape for p in self._parameters)
+        children = [name.split(".")[1] for name in self._names]  # a parameter of its own is one too
+        self._child_sizes = [
+            sum(s.numel() for s, c in zip(self._shapes, children, strict=True) if c == child)
+            for child in dict.fromkeys(children)
+        ]
         self._flat = _flatten(self._parameters)
         self._graphs: tuple[Callable, Callable] | None = None
         device = self._flat.device
@@ -129,7 +135,7 @@ class MinibatchStep:
     def _eager_adam(self, gradient: Tensor, stats: Tensor) -> None:
         if self.adapt is not None:
             self.learning_rate.copy_(self.adapt(self.learning_rate, stats))
-        self._flat.grad = gradient * self._clip_factor(stats)
+        self._flat.grad = self._clip(gradient)
         self.optimizer.step()
 
     # Compiled ---------------------------------------------------------------------------------
@@ -156,7 +162,7 @@ class MinibatchStep:
         """Writes in place to all but the last two."""
         if self.adapt is not None:
             learning_rate.copy_(self.adapt(learning_rate, stats))
-        gradient = gradient * self._clip_factor(stats)
+        gradient = self._clip(gradient)
         step.add_(1)
         exp_avg.lerp_(gradient, 1 - BETA1)
         exp_avg_sq.lerp_(gradient.square(), 1 - BETA2)
@@ -176,7 +182,7 @@ class MinibatchStep:
         warnings.warn(f"compilation failed, going on in eager mode: {reason}", stacklevel=3)
 
     def _build(self, batch: tuple[Tensor, ...]) -> None:
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder()))
+        _use_cache()
         graphs = _graph(self._functional_gradient), _graph(self._functional_adam)
         with torch.no_grad():
             gradient, stats = graphs[0](self._flat.detach(), *batch)
@@ -198,8 +204,11 @@ class MinibatchStep:
         norm = torch.linalg.vector_norm(flat)
         return flat, torch.cat([stats, torch.stack([norm, loss.detach()])])
 
-    def _clip_factor(self, stats: Tensor) -> Tensor:
-        return (self.max_grad_norm / (stats[-2] + 1e-6)).clamp(max=1.0)
+    def _clip(self, gradient: Tensor) -> Tensor:
+        parts = gradient.split(self._child_sizes)
+        norms = [torch.linalg.vector_norm(part) + 1e-6 for part in parts]
+        factors = [(self.max_grad_norm / norm).clamp(max=1.0) for norm in norms]
+        return torch.cat([part * f for part, f in zip(parts, factors, strict=True)])
 
     @staticmethod
     def _check(stats: Tensor) -> None:
@@ -256,6 +265,15 @@ def cache_folder() -> Path:
     else:
         base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     return base / "ctrl-rl" / f"torch-{torch.__version__}"
+
+
+def _use_cache() -> None:
+    """Name our folder to the compiler, unless the user named one; torch may name its default."""
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # slow to import
+
+    chosen = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if chosen is None or chosen == default_cache_dir():
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_folder())
 
 
 def _clear_cache() -> bool:

@@ -18,7 +18,8 @@ Deviations from the paper, each with its reason:
 4. With bounded actions the policy is a clipped normal whose tails are point masses at the bounds:
    the number stored is the number sent, and r_t is the ratio of its own probabilities.
 5. Actor and critic share no layer. The critic reads the group "critic" where there is one.
-6. With `target_kl` the learning rate follows the KL divergence measured on each minibatch:
+6. The gradients of actor and critic are clipped apart: the critic's grows with the reward.
+7. With `target_kl` the learning rate follows the KL divergence measured on each minibatch:
    divided by 1.5 above twice the target, multiplied by 1.5 below half of it.
 
 Tensors: roll-out (T, N, ...), time first; minibatch (B, ...). `docs/algorithms/ppo.md` explains
@@ -106,7 +107,7 @@ class PPOConfig:
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
     max_grad_norm: float = 1.0
-    """Larger gradients are scaled down to this norm."""
+    """Larger gradients of actor, log_std or critic are scaled down to this norm."""
     hidden: tuple[int, ...] = (64, 64)
     """Widths of the hidden layers of actor and critic."""
     activation: str = "elu"
@@ -453,7 +454,7 @@ def train(
         step = saved["step"]
         ppo.load_state_dict(saved["learner"])
         env.load_state_dict(saved["env"])
-    elif initial := run.initial(env.spec):
+    elif initial := run.initial():
         ppo.warm_start(initial)
     while step < config.total_steps and not run.stopping(step):
         began = time.perf_counter()
