@@ -121,6 +121,8 @@ class MinibatchStep:
     def load_state_dict(self, state: dict) -> None:
         """Continue where `state_dict` was taken, in the mode it was taken in."""
         self.optimizer.load_state_dict(deepcopy(state["optimizer"]))
+        group = self.optimizer.param_groups[0]
+        group["lr"] = group["lr"].to(self._flat.device)
         self.compiled = state["compiled"]
 
     # Eager ------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ METRICS: dict[str, str] = {
     "loss/value": "mean squared error of the critic [reward^2]",
     "loss/grad_norm": "norm of the gradient before clipping",
     "loss/learning_rate": "step size after the iteration",
-    "policy/kl": "mean of r - 1 - log r, an estimate of KL(old || new) [nat]",
+    "policy/kl": "mean of r - 1 - log r, an estimate of the divergence from old to new [nat]",
     "policy/clip_fraction": "share of samples with r outside the clip range",
     "policy/entropy": "mean entropy of the policy; of the normal beneath, if clipped [nat]",
     "policy/std": "mean standard deviation of a continuous action [action units]",
@@ -474,7 +474,7 @@ def train(
         metrics["time/env_steps_per_s"] = rollout.reward.numel() / (updated - began)
         run.log(step, metrics)
         if run.due("eval", step) and evaluate is not None:
-            run.log(step, evaluate(Policy.from_section(ppo.policy_section())))
+            run.log(step, evaluate(Policy.from_section(ppo.policy_section(), ppo.device)))
         if run.due("checkpoint", step):
             run.save(step, ppo.policy_section(), ppo.state_dict(), env.state_dict())
     run.finish()
