@@ -128,7 +128,9 @@ class Rewards:
     torque: float = -2e-6
     """(N·m)^2"""
     hip: float = -0.002
-    """Squared deviation of the hip joints [rad^2]."""
+    """Squared deviation of the hip joints from the default pose [rad^2]."""
+    leg: float = -0.0005
+    """The same of thigh and calf joints [rad^2]."""
     termination: float = -1.0
     """Once, on a fall."""
 
@@ -351,6 +353,7 @@ class Go1Velocity(TaskEnv):
         rest = torch.exp(-x["joint_vel"].square().sum(1) / 10.0 - 20.0 * lifted)
         self._fallen = self._falls(x)
         fallen = torch.stack(tuple(self._fallen.values())).any(0)
+        deviation = x["joint_pos"].square()
         target = self.sim.ctrl - self.default_joint_pos
         torque = (self.kp * (target - x["joint_pos"]) - self.kd * x["joint_vel"]).clamp(
             -self.effort_limit, self.effort_limit
@@ -368,7 +371,8 @@ class Go1Velocity(TaskEnv):
             "height": w.height * (x["height"] - c.base_height).square(),
             "action_rate": w.action_rate * (action - self.prev_action).square().sum(1),
             "torque": w.torque * torque.square().sum(1),
-            "hip": w.hip * x["joint_pos"][:, ::3].square().sum(1),
+            "hip": w.hip * deviation[:, ::3].sum(1),
+            "leg": w.leg * (deviation[:, 1::3] + deviation[:, 2::3]).sum(1),
             "termination": w.termination * fallen.to(self.sim.dtype),
         }
 
