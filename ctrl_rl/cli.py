@@ -63,11 +63,12 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
+        about = "ctrl-rl" + (f" {argv[0]}" if argv[0] in registry.names("commands") else "")
         text = " ".join(str(error).split()) or type(error).__name__
         ours = isinstance(error, (ValueError, OSError))
         where = "" if ours else f"{type(error).__name__}: "
         hint = "" if isinstance(error, ValueError) else " (--debug shows where)"
-        print(f"ctrl-rl: {where}{text}{hint}", file=sys.stderr)
+        print(f"{about}: {where}{text}{hint}", file=sys.stderr)
         return 2 if ours else 1
 
 
@@ -84,7 +85,7 @@ def parse(cls, argv: list[str], prog: str, default=None, description: str | None
     for word in argv:
         flag = word.split("=")[0]
         if flag.startswith("--") and flag.replace("_", "-") not in (*flags, "--help", "--"):
-            raise UsageError(f"{prog}: unknown flag {flag}{registry.nearest(flag, flags)}")
+            raise UsageError(f"unknown flag {flag}{registry.nearest(flag, flags)}")
     error = io.StringIO()
     keywords = {} if default is None else {"default": default}
     try:
@@ -99,7 +100,7 @@ def parse(cls, argv: list[str], prog: str, default=None, description: str | None
     except SystemExit as leave:
         if leave.code in (0, None):
             raise
-        raise UsageError(f"{prog}: {_flatten(error.getvalue())}") from None
+        raise UsageError(_flatten(error.getvalue())) from None
 
 
 def field_docs(cls) -> dict[str, str]:
@@ -186,10 +187,13 @@ def _flags(cls, prefix: str = "--") -> list[str]:
 
 
 def _flatten(text: str) -> str:
-    """tyro's framed message as one line."""
-    lines = [re.sub(r"[│╭╮╰╯─┌┐└┘]+", " ", line).strip() for line in text.splitlines()]
-    lines = [line for line in lines if line and not line.startswith(("Parsing error", "For full"))]
-    return " ".join(" ".join(lines).split()) or "cannot read the command line"
+    """tyro's framed message as one line, without its headings and the help text it repeats."""
+    lines = [re.sub(r"[│╭╮╰╯─┌┐└┘]+", " ", line).strip(" -") for line in text.splitlines()]
+    lines = [line for line in lines if line and not line.startswith("For full help")]
+    if len(lines) > 1 and not lines[0].endswith((".", ":")):
+        lines = lines[1:]  # a heading such as "Parsing error"
+    one = " ".join(" ".join(lines).split())
+    return re.split(r" Argument helptext:| ctrl-rl \w+ --help", one)[0] or "cannot be understood"
 
 
 def _move_stdout() -> typing.TextIO:

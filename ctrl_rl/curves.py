@@ -28,14 +28,13 @@ IQM_FROM = 5
 
 def draw_run(folder: Path) -> Path | None:
     """Write curves.png of a run; None if nothing was logged yet."""
-    rows = read_metrics(folder)
+    config, rows = read_config(folder), read_metrics(folder)
     if not rows:
         return None
     panels = _panels(rows)
     columns = 3
     lines = math.ceil(len(panels) / columns)
     figure = _figure(4.6 * columns, 2.9 * lines + 0.5)
-    config = read_config(folder)
     figure.suptitle(
         f"{config['task']} · {config['algo']} · seed {config['run']['seed']}",
         x=0.012,

@@ -1,0 +1,272 @@
+"""Policy sections: complete, independent of key order, refused where something is missing."""
+
+import dataclasses
+import shutil
+
+import onnx
+import pytest
+import torch
+
+import ctrl_rl
+from ctrl_rl import ppo
+from ctrl_rl.networks import MLP
+from ctrl_rl.policy import OnnxPolicy, Policy, check_fits, load_policy
+from ctrl_rl.runs import Run, load_checkpoint, save_checkpoint
+from ctrl_rl.spec import ActionDim, Discrete, EnvSpec, ObsTerm
+
+SPEC = EnvSpec(
+    task="Toy-v0",
+    num_envs=2,
+    obs={
+        "actor": (
+            ObsTerm(name="b", kind="signal", size=2),
+            ObsTerm(name="a", kind="signal", size=3),
+        ),
+        "critic": (ObsTerm(name="c", kind="privileged", size=7),),
+    },
+    action=(ActionDim(name="x", low=-1.0, high=1.0), ActionDim(name="y", low=0.0, high=10.0)),
+    physics_dt=0.1,
+    step_dt=0.1,
+    max_episode_steps=10,
+)
+
+
+def section(spec=SPEC, **changes) -> dict:
+    net = MLP((spec.obs_size(), 4, spec.action_size), "tanh", generator=torch.Generator())
+    discrete = isinstance(spec.action, Discrete)
+    found = {
+        "format": 1,
+        "kind": "categorical_mlp" if discrete else "gaussian_mlp",
+        "spec": spec.to_json(),
+        "group": "actor",
+        "hidden": [4],
+        "activation": "tanh",
+        "normalizer": {
+            "mean": torch.full((5,), 500.0, dtype=torch.float64),
+            "var": torch.full((5,), 1e6, dtype=torch.float64),
+            "count": torch.tensor(123.0, dtype=torch.float64),
+            "clip": 10.0,
+            "epsilon": 1e-8,
+        },
+        "bound": "clip",
+        "weights": net.state_dict(),
+    }
+    if not discrete:
+        found["log_std"] = torch.zeros(spec.action_size)
+    return found | changes
+
+
+def obs(n=16, generator=None) -> torch.Tensor:
+    generator = generator or torch.Generator().manual_seed(0)
+    return 500 + 1000 * torch.randn(n, 5, generator=generator)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A short run of Pendulum, its learner, and observations of scale 1000 and offset 500."""
+    folder = tmp_path_factory.mktemp("run") / "r"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ctrl_rl.curves.draw_run", lambda folder: None)
+        env = ctrl_rl.make("Pendulum-v0", 4)
+        learners = []
+        init = ppo.PPO.__init__
+        patch.setattr(
+            ppo.PPO, "__init__", lambda self, *a: (init(self, *a), learners.append(self))[0]
+        )
+        run = Run(folder, console=False, eval_every=0, checkpoint_every=64)
+        ppo.train(ppo.PPOConfig(total_steps=192, num_steps=16, hidden=(8,)), env, run)
+    return folder, learners[0]
+
+
+# Round trip ---------------------------------------------------------------------------------
+
+
+def test_the_policy_acts_as_the_learner_s_mean(trained):
+    _, learner = trained
+    x = torch.randn(50, 3, generator=torch.Generator().manual_seed(1)) * 5
+    policy = Policy.from_section(learner.policy_section())
+    with torch.no_grad():
+        mean = learner.networks.actor(learner.normalizers["actor"](x)).clamp(-2.0, 2.0)
+    assert torch.equal(policy(x), mean)
+    assert policy(x).abs().max() <= 2.0
+
+
+def test_statistics_are_bit_equal_after_a_round_trip_and_the_action_the_same(tmp_path):
+    # O-14: observations of scale 1000 and offset 500.
+    before = Policy.from_section(section())
+    save_checkpoint(tmp_path / "p.pt", {"step": 3, "policy": before.section()})
+    after = load_policy(tmp_path / "p.pt")
+    for key in ("mean", "var", "count"):
+        assert torch.equal(after.section()["normalizer"][key], section()["normalizer"][key])
+    assert torch.equal(after(obs()), before(obs()))
+    # (600 - 500) / 1000 = 0.1 reaches the network
+    seen = []
+    after.module.net.register_forward_pre_hook(lambda _, x: seen.append(x[0]))
+    after(torch.full((1, 5), 600.0))
+    assert torch.allclose(seen[0], torch.full((1, 5), 0.1), atol=1e-7)
+
+
+def test_weights_without_statistics_are_refused():
+    bare = section()
+    del bare["normalizer"]
+    with pytest.raises(ValueError, match="lacks observation statistics"):
+        Policy.from_section(bare)
+    Policy.from_section(section(normalizer=None))  # trained without, and says so
+
+
+def test_statistics_of_another_size_are_refused():
+    other = section()["normalizer"] | {"mean": torch.zeros(4, dtype=torch.float64)}
+    with pytest.raises(ValueError, match="do not fit"):
+        Policy.from_section(section(normalizer=other))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": 2}, "policy format 2"),
+        ({"kind": "lstm"}, "unknown kind of policy 'lstm'"),
+        ({"kind": "categorical_mlp"}, "cannot act in Toy-v0"),
+        ({"hidden": [5]}, "do not fit"),
+        ({"activation": "softplus"}, "unknown activation"),
+        ({"spec": "{}"}, "not an environment spec"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        Policy.from_section(section() | change)
+    save_checkpoint(tmp_path / "p.pt", {"step": 0, "policy": section() | change})
+    with pytest.raises(ValueError, match=message) as error:
+        load_policy(tmp_path / "p.pt")
+    assert str(tmp_path / "p.pt") in str(error.value) and "\n" not in str(error.value)
+
+
+# Calls --------------------------------------------------------------------------------------
+
+
+def test_key_order_does_not_matter_and_sizes_are_checked():
+    policy, x, critic = Policy.from_section(section()), obs(2), torch.zeros(2, 7)
+    assert torch.equal(
+        policy({"actor": x, "critic": critic}), policy({"critic": critic, "actor": x})
+    )
+    assert torch.equal(policy({"actor": x}), policy(x))
+    for bad, message in (
+        ({"critic": critic}, "reads 'actor'"),
+        ({"actor": x, "camera": x}, "camera"),
+        ({"actor": critic}, r"must be \(N, 5\), not \(2, 7\)"),
+        (x[:, :4], r"must be \(N, 5\), not \(2, 4\)"),
+        (x[0], r"must be \(N, 5\), not \(5,\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            policy(bad)
+
+
+def test_actions_are_clipped_per_dimension():
+    # O-41: low [-1, 0], high [1, 10]
+    weights = section()["weights"]
+    weights["layers.1.weight"] = weights["layers.1.weight"] * 0
+    for bias, action in (((50.0, 50.0), [1.0, 10.0]), ((-50.0, -50.0), [-1.0, 0.0])):
+        weights["layers.1.bias"] = torch.tensor(bias)
+        clipped = Policy.from_section(section(weights=weights))
+        assert clipped(obs(1)).tolist() == [action]
+        free = Policy.from_section(section(weights=weights, bound="none"))
+        assert free(obs(1)).tolist() == [list(bias)]
+
+
+def test_samples_spread_as_log_std_says_and_repeat_with_the_seed():
+    policy = Policy.from_section(section(bound="none", log_std=torch.tensor([-1.0, 1.0])))
+    x = obs(1).expand(20_000, 5)
+    first = policy.sample(x, torch.Generator().manual_seed(3))
+    assert torch.equal(first, policy.sample(x, torch.Generator().manual_seed(3)))
+    # exp(-1) = 0.368, exp(1) = 2.718; standard error of a deviation at 20,000: 0.5 %
+    assert torch.allclose(first.std(0), torch.tensor([0.368, 2.718]), rtol=0.03)
+    assert torch.allclose(first.mean(0), policy(x[:1])[0], atol=0.08)
+
+
+def test_a_discrete_policy_takes_the_likeliest_choice():
+    spec = dataclasses.replace(SPEC, action=Discrete(n=3))
+    weights = section(spec)["weights"]
+    weights["layers.1.weight"] *= 0
+    weights["layers.1.bias"] = torch.tensor([0.0, 2.0, 1.0])
+    policy = Policy.from_section(section(spec, weights=weights))
+    assert policy(obs(2)).tolist() == [1, 1] and policy(obs(2)).dtype == torch.int64
+    drawn = policy.sample(obs(1).expand(20_000, 5), torch.Generator().manual_seed(0))
+    share = torch.bincount(drawn, minlength=3) / 20_000
+    # softmax(0, 2, 1) = (0.090, 0.665, 0.245)
+    assert torch.allclose(share, torch.tensor([0.090, 0.665, 0.245]), atol=0.015)
+
+
+def test_another_observation_or_action_is_refused_by_name():
+    policy = Policy.from_section(section())
+    noisy = tuple(dataclasses.replace(t, noise=0.1, delay=(0, 2)) for t in SPEC.obs["actor"])
+    check_fits(policy, dataclasses.replace(SPEC, obs={"actor": noisy}))
+    b, a = SPEC.obs["actor"]
+    for terms, message in (
+        ((a, b), r"observes b \(2\) where Toy-v0 has a \(3\)"),
+        ((b,), r"observes a \(3\) where Toy-v0 has nothing"),
+        ((b, dataclasses.replace(a, scale=(2.0,))), "another scale, clip, history or labels of a"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            check_fits(policy, dataclasses.replace(SPEC, obs={"actor": terms}))
+    with pytest.raises(ValueError, match="action is not that of"):
+        check_fits(policy, dataclasses.replace(SPEC, action=SPEC.action[:1]))
+
+
+# Loading ------------------------------------------------------------------------------------
+
+
+def test_load_policy_takes_a_folder_a_checkpoint_or_a_step(trained, tmp_path):
+    folder, learner = trained
+    x = torch.randn(5, 3)
+    expected = Policy.from_section(learner.policy_section())(x)
+    assert torch.equal(load_policy(folder)(x), expected)  # no evaluation was made: last
+    assert torch.equal(load_policy(folder / "checkpoints/last.pt")(x), expected)
+    step = load_policy(folder, "64")
+    assert torch.equal(
+        step(x), Policy(load_checkpoint(folder / "checkpoints/step-64.pt")["policy"])(x)
+    )
+    assert not torch.equal(step(x), expected)
+    copy = tmp_path / "r"
+    shutil.copytree(folder, copy)
+    shutil.copy(copy / "checkpoints/step-64.pt", copy / "checkpoints/best.pt")
+    assert torch.equal(load_policy(copy)(x), step(x))
+    assert torch.equal(load_policy(copy, "last")(x), expected)
+    for path, message in (
+        (tmp_path, "not a run folder"),
+        (tmp_path / "nothing", "does not exist"),
+        (tmp_path / "nothing.pt", "does not exist"),
+        (tmp_path / "nothing.onnx", "does not exist"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load_policy(path)
+
+
+def test_an_exported_file_answers_as_the_policy_does(trained, tmp_path):
+    from sim2real.export import export_run
+
+    folder, _ = trained
+    path, _ = export_run(folder, None, tmp_path / "policy.onnx")
+    exported, policy = load_policy(path), load_policy(folder)
+    assert isinstance(exported, OnnxPolicy) and exported.spec == policy.spec
+    x = torch.randn(64, 3, generator=torch.Generator().manual_seed(2)) * 3
+    assert (exported({"actor": x}) - policy({"actor": x})).abs().max() <= 1e-5
+    with pytest.raises(ValueError, match=r"must be \(N, 3\)"):
+        exported(x[:, :2])
+    with pytest.raises(ValueError, match="no noise"):
+        exported.sample(x)
+
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match="damaged or not an ONNX file") as error:
+        load_policy(path)
+    assert "\n" not in str(error.value)
+    model = onnx.load_from_string(whole)
+    for prop in model.metadata_props:
+        if prop.key == "ctrl_rl_card":
+            prop.value = prop.value[:50]
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ValueError, match="card is damaged"):
+        load_policy(path)
+    del model.metadata_props[:]
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ValueError, match="not exported by ctrl-rl: it has no ctrl_rl_card"):
+        load_policy(path)
