@@ -12,7 +12,7 @@ import math
 import random as python_random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -188,6 +188,10 @@ def check_env(
     return report
 
 
+Rows = slice | Tensor
+ALL = slice(None)
+
+
 class _NotPossible(Exception):
     """A check has nothing to look at; the message says why."""
 
@@ -199,14 +203,13 @@ class _Subject:
     themselves.
     """
 
-    def __init__(self, make, num_envs: int, seed: int) -> None:
-        self.make = make if callable(make) and not hasattr(make, "step") else None
+    def __init__(self, make: Any, num_envs: int, seed: int) -> None:
+        self.make = None if hasattr(make, "step") else make
         self.num_envs, self.seed = num_envs, seed
         self._open: list[VecEnv] = []
+        self.env: VecEnv = make if self.make is None else self.fresh()
         if self.make is None:
-            self.env, self.num_envs = make, make.spec.num_envs
-        else:
-            self.env = self.fresh()
+            self.num_envs = self.env.spec.num_envs
         self.spec: EnvSpec = self.env.spec
         self.task = self.spec.task
 
@@ -236,8 +239,13 @@ class _Subject:
         for t in range(count):
             step = self.act(self.env, t)
             self.returned.append(step)
-            self.steps.append(_copy(step))
+            self.steps.append(_copy_step(step))
         self.ended = [bool((s.terminated | s.truncated).any()) for s in self.steps]
+
+    @property
+    def opening(self) -> int:
+        """Number of steps to replay from the start, with the first end of an episode if near."""
+        return min(self.window()[1], 60)
 
     def before(self, t: int) -> Obs:
         """Observation that the policy acted on in step `t`."""
@@ -258,10 +266,10 @@ class _Subject:
         for t in range(start, stop):
             self.act(env, t)
 
-    def replay(self, env: VecEnv, start: int, stop: int, rows=slice(None)) -> str | None:
+    def replay(self, env: VecEnv, start: int, stop: int, rows: Rows = ALL) -> str | None:
         """Play recorded actions; say where the steps first differ from the roll-out in `rows`."""
         for t in range(start, stop):
-            text = _first_difference(_copy(self.act(env, t)), self.steps[t], rows)
+            text = _first_difference(_copy_step(self.act(env, t)), self.steps[t], rows)
             if text:
                 return f"{text} of step {t}"
         return None
@@ -285,21 +293,21 @@ def _random_actions(
     return torch.where(bounded, inside, normal)
 
 
-def _copy(value):
-    """A deep copy with tensors on the CPU."""
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, dict):
-        return {k: _copy(v) for k, v in value.items()}
-    if isinstance(value, Info):
-        return Info(
-            reward_terms=_copy(value.reward_terms),
-            metrics=_copy(value.metrics),
-            faults=value.faults,
-        )
-    if isinstance(value, Step):
-        return Step(*(_copy(v) for v in value))
-    return value
+def _copy(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Private copies on the CPU."""
+    return {name: value.detach().to("cpu", copy=True) for name, value in values.items()}
+
+
+def _copy_step(step: Step) -> Step:
+    """A step of private copies on the CPU."""
+    flags = _copy({"r": step.reward, "te": step.terminated, "tr": step.truncated})
+    info = Info(
+        reward_terms=_copy(step.info.reward_terms),
+        metrics=_copy(step.info.metrics),
+        faults=step.info.faults,
+    )
+    obs, next_obs = _copy(step.obs), _copy(step.next_obs)
+    return Step(obs, flags["r"], flags["te"], flags["tr"], next_obs, info)
 
 
 def _tensors(step: Step) -> Iterator[tuple[str, Tensor]]:
@@ -319,7 +327,7 @@ def _same(a: Tensor, b: Tensor) -> Tensor:
     return (a == b) | ((a != a) & (b != b))
 
 
-def _first_difference(a: Step, b: Step, rows=slice(None)) -> str | None:
+def _first_difference(a: Step, b: Step, rows: Rows = ALL) -> str | None:
     """Name, row and values of the first tensor in which steps differ in `rows`."""
     others = dict(_tensors(b))
     for name, value in _tensors(a):
@@ -361,7 +369,7 @@ def _check_spec(s: _Subject) -> Iterator[str]:
 def _check_shapes(s: _Subject) -> Iterator[str]:
     """Shapes, dtypes and device of everything returned are those of the spec."""
     n, where = s.num_envs, torch.device(s.env.device).type
-    expected = {
+    expected: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
         f"{kind}[{group!r}]": ((n, s.spec.obs_size(group)), torch.float32)
         for kind in ("obs", "next_obs")
         for group in s.spec.obs
@@ -462,7 +470,7 @@ def _check_next_obs(s: _Subject) -> Iterator[str]:
 def _check_aliasing(s: _Subject) -> Iterator[str]:
     """A returned tensor is never written later, and the caller may write to it."""
     for t, (returned, copy) in enumerate(zip(s.returned, s.steps, strict=True)):
-        text = _first_difference(_copy(returned), copy)
+        text = _first_difference(_copy_step(returned), copy)
         if text:
             yield f"a tensor that step {t} returned was written later: {text.rstrip(',')}"
             break
@@ -529,14 +537,14 @@ def _check_determinism(s: _Subject) -> Iterator[str]:
     reference to it is found here.
     """
     env = s.fresh()
-    for t, action in enumerate(s.actions[: s.window()[1]]):
+    for t, action in enumerate(s.actions[: s.opening]):
         buffer = action.to(env.device, copy=True)
-        step = _copy(env.step(buffer))
+        step = _copy_step(env.step(buffer))
         if not _same(buffer.cpu(), action).all():
             yield f"step {t} wrote to the action it was given"
             return
         buffer.zero_()
-        torch.rand(1), np.random.rand(), python_random.random()
+        _ = torch.rand(1), np.random.rand(), python_random.random()  # someone else's draws
         text = _first_difference(step, s.steps[t])
         if text:
             yield f"in a second run {text} of step {t}"
@@ -551,7 +559,7 @@ def _check_num_envs(s: _Subject) -> Iterator[str]:
         if not _same(value.cpu(), s.start[group][:half]).all():
             yield f"the start of obs[{group!r}] depends on num_envs"
             return
-    text = s.replay(env, 0, s.window()[1], slice(0, half))
+    text = s.replay(env, 0, s.opening, slice(0, half))
     if text:
         yield f"with num_envs {half} instead of {s.num_envs}, {text}"
 
@@ -559,13 +567,13 @@ def _check_num_envs(s: _Subject) -> Iterator[str]:
 def _check_observe(s: _Subject) -> Iterator[str]:
     """`observe` gives the last `obs` and changes nothing, however often it is called."""
     env = s.fresh()
-    for t in range(s.window()[1]):
+    for t in range(s.opening):
         for value in (env.observe(), env.observe()):
             for group, tensor in value.items():
                 if not _same(tensor.cpu(), s.before(t)[group]).all():
                     yield f"observe()[{group!r}] before step {t} is not the observation of the row"
                     return
-        text = _first_difference(_copy(s.act(env, t)), s.steps[t])
+        text = _first_difference(_copy_step(s.act(env, t)), s.steps[t])
         if text:
             yield f"after calls of observe(), {text} of step {t}"
             return
@@ -619,7 +627,7 @@ def _check_rows(s: _Subject) -> Iterator[str]:
         # `rows` live through step t for the second time, the others through step t + half.
         action = s.actions[t + half].clone()
         action[rows] = s.actions[t][rows]
-        step = _copy(env.step(action.to(env.device)))
+        step = _copy_step(env.step(action.to(env.device)))
         text = _first_difference(step, s.steps[t], rows)
         if text:
             yield f"rows put back: {text} of step {t}"
@@ -676,7 +684,7 @@ def _check_faults(s: _Subject) -> Iterator[str]:
     s.advance(env, 0, t)
     action = s.actions[t].clone()
     action[row] = s.spec.action.n if isinstance(s.spec.action, Discrete) else math.nan
-    step = _copy(env.step(action.to(env.device)))
+    step = _copy_step(env.step(action.to(env.device)))
     if not step.truncated[row] or step.terminated[row]:
         yield "the row is not truncated"
     if step.reward[row] != 0:

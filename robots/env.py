@@ -372,7 +372,9 @@ class TaskEnv:
 
     def _faults(self, bad_action, terms, reward, next_obs) -> tuple[Tensor, tuple[Fault, ...]]:
         """Rows that left the numbers, with one cause each."""
-        total = sum((value.sum() for value in next_obs.values()), reward.sum())
+        total = reward.sum()
+        for value in next_obs.values():
+            total = total + value.sum()
         if bad_action is None and torch.isfinite(total) and not self.sim.faulty.any():
             return self.sim.faulty, ()  # one number tells that all is well, the usual case
         faulty = self.sim.faulty.clone()
@@ -390,9 +392,10 @@ class TaskEnv:
 
     def _cause(self, row: int, bad_action, terms, next_obs) -> str:
         if bad_action is not None and bad_action[row].any():
-            if bad_action.ndim == 1:
+            dims = self.spec.action
+            if isinstance(dims, Discrete):
                 return "action: out of range"
-            names = [self.spec.action[i].name for i in bad_action[row].nonzero().flatten()]
+            names = [dims[i].name for i in bad_action[row].nonzero().flatten()]
             return f"action: not finite in {', '.join(names)}"
         if self.sim.faulty[row]:
             return self.sim.fault_cause(row)
