@@ -12,6 +12,7 @@ next one.
 
 import dataclasses
 import functools
+import math
 from pathlib import Path
 
 import numpy as np
@@ -90,7 +91,7 @@ class TaskEnv:
         self.index = torch.arange(first_index, first_index + n, device=self.device)
         self.episode = self.remember("episode", torch.full((n,), -1, device=self.device))
         self.step_count = self.remember("step_count", self.episode * 0)
-        self._key = self._draw_key(ALL)
+        self._cached_key: Tensor | None = None
         self._groups = {g: _Group(self, g, terms) for g, terms in self.spec.obs.items()}
         self.prepare()
         self._obs = self.reset()
@@ -180,7 +181,7 @@ class TaskEnv:
         self.apply_action(action)
         self.sim.step(self.spec.decimation)
         self.step_count += 1
-        self._key = self._draw_key(ALL)
+        self._cached_key = None
 
         terms = _snapshot(self.reward_terms(action))
         reward = functools.reduce(torch.add, terms.values()).float()  # in order, whatever N
@@ -251,7 +252,7 @@ class TaskEnv:
         for name, value in state["memory"].items():
             self.memory[name].copy_(value)
         self._obs = {k: v.to(self.device, copy=True) for k, v in state["obs"].items()}
-        self._key = self._draw_key(ALL)
+        self._cached_key = None
 
     def get_rows(self, rows: Tensor) -> dict:
         """State of some rows."""
@@ -270,7 +271,7 @@ class TaskEnv:
         self._obs = {k: v.clone() for k, v in self._obs.items()}
         for name, value in state["obs"].items():
             self._obs[name][rows] = value
-        self._key = self._draw_key(ALL)
+        self._cached_key = None
 
     def hold_command(self, command: Tensor | None) -> None:
         """Let an operator command all rows, (C,) in the units of `spec.command`; None: not."""
@@ -320,6 +321,13 @@ class TaskEnv:
 
     # Inside -----------------------------------------------------------------------------------
 
+    @property
+    def _key(self) -> Tensor:
+        """Hash (N,) of the present counters, made when something is drawn: many steps draw not."""
+        if self._cached_key is None:
+            self._cached_key = self._draw_key(ALL)
+        return self._cached_key
+
     def _draw_key(self, rows: Rows) -> Tensor:
         return random.key(self.seed, self.index[rows], self.episode[rows], self.step_count[rows])
 
@@ -331,11 +339,11 @@ class TaskEnv:
     def _begin(self, rows: Rows, staggered: bool = False) -> None:
         self.episode[rows] += 1
         self.step_count[rows] = 0
-        self._key[rows] = self._draw_key(rows)
+        self._cached_key = None
         if staggered:
             age = self.uniform("stagger", rows, 1, 0, self.spec.max_episode_steps)
             self.step_count[rows] = age.flatten().long().clamp(max=self.spec.max_episode_steps - 1)
-            self._key[rows] = self._draw_key(rows)
+            self._cached_key = None
         self.sim.reset(rows)
         self.begin(rows)
         self._hold(rows)
@@ -363,7 +371,7 @@ class TaskEnv:
                     f"{self.id}: action must be float32 ({self.num_envs}, {len(spec)}), "
                     f"not {action.dtype} {tuple(action.shape)}"
                 )
-            if torch.isfinite(action.sum()):  # one number tells that all is well
+            if math.isfinite(action.sum()):  # one number tells that all is well
                 return action, None
             bad = ~torch.isfinite(action)
         if not bad.any():
@@ -375,7 +383,7 @@ class TaskEnv:
         total = reward.sum()
         for value in next_obs.values():
             total = total + value.sum()
-        if bad_action is None and torch.isfinite(total) and not self.sim.faulty.any():
+        if bad_action is None and torch.isfinite(total) & ~self.sim.faulty.any():
             return self.sim.faulty, ()  # one number tells that all is well, the usual case
         faulty = self.sim.faulty.clone()
         if bad_action is not None:

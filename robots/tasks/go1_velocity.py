@@ -382,8 +382,7 @@ class Go1Velocity(TaskEnv):
 
     def _falls(self, x: dict[str, Tensor]) -> dict[str, Tensor]:
         gravity = x["gravity_b"]
-        half = torch.tensor(TRUNK_HALF, dtype=gravity.dtype, device=gravity.device)
-        lowest_corner = x["height"] - (gravity.abs() * half).sum(1)
+        lowest_corner = x["height"] - (gravity.abs() * self.trunk_half).sum(1)
         return {
             "trunk_down": lowest_corner < CONTACT_HEIGHT,
             "tilt": gravity[:, 2] > -0.5,  # 60 degrees
@@ -423,8 +422,12 @@ class Go1Velocity(TaskEnv):
         self.kd = per_joint(j.kd for j in joints)
         self.effort_limit = per_joint(j.effort_limit for j in joints)
         model = sim.model
-        self.foot_sites = [model.site(f"{leg}_foot").id for leg in go1.LEGS]
-        self.knee_sites = [model.site(f"{leg}_knee").id for leg in go1.LEGS]
+        # Tensors, not lists: an index that must first travel to a GPU makes every step wait.
+        sites = lambda part: torch.tensor(  # noqa: E731
+            [model.site(f"{leg}_{part}").id for leg in go1.LEGS], device=self.device
+        )
+        self.foot_sites, self.knee_sites = sites("foot"), sites("knee")
+        self.trunk_half = torch.tensor(TRUNK_HALF, dtype=sim.dtype, device=self.device)
         self.site_pos = sim.field("site_xpos")
 
         feet = [model.geom(f"{leg}_foot").id for leg in go1.LEGS]
