@@ -162,6 +162,7 @@ def build_graph(module: nn.Module, obs_size: int) -> onnx.ModelProto:
     finally:
         exporter_log.setLevel(level)
         module.train(was_training)
+    assert program is not None  # it is with dynamo=True
     model = program.model_proto
     # The exporter notes source lines and paths on every node: not needed, and not reproducible.
     for node in model.graph.node:

@@ -148,7 +148,7 @@ class Network:
 
     def __call__(self, obs: np.ndarray) -> np.ndarray:
         """Actions for observations (N, d) float32: (N, A) float32, or (N,) int64."""
-        return self._run(self._outputs, {"obs": obs})[0]
+        return np.asarray(self._run(self._outputs, {"obs": obs})[0])
 
 
 class Observer:

@@ -169,7 +169,7 @@ class Guard:
         low, high = self._bounds(pos, vel)
         impossible = low > high
         self._latch(
-            impossible.any(1),
+            np.any(impossible, axis=1),
             lambda i: (
                 f"no safe target for {self._names(impossible[i])}: the joint is too far or "
                 f"too fast for its limits"
