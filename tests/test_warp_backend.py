@@ -11,10 +11,13 @@ import mujoco
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("mujoco_warp", reason="needs the extra: pip install 'ctrl-rl[warp]'")
 
 import ctrl_rl
+from benchmarks import gpu
+from benchmarks.gpu import copy_state, random_actions, relative_error
 from robots import go1
 from robots.sim import make_mujoco_sim
 from robots.sim.warp_backend import WarpSim
@@ -73,40 +76,16 @@ def make_pair(task: str):
     )
 
 
-def copy_state(source, target) -> None:
-    """MuJoCo C continues from the state that Warp is in: float32 numbers are exact in float64."""
-    sim, state = target.sim, source.sim.state_dict()
-    for name, value in state["expanded"].items():
-        sim.expand(name).copy_(value)
-    for name in ("qpos", "qvel", "ctrl", "time"):
-        getattr(sim, name).copy_(state["state"][name])
-    if "history" in state["state"]:
-        sim._history.copy_(state["state"]["history"])
-    if state["expanded"]:
-        sim.commit()
-    for name, value in state["fields"].items():
-        sim.field(name).copy_(value)
-    for name, value in source.memory.items():
-        target.memory[name].copy_(value)
-
-
 def difference(ours, theirs) -> float:
-    """Largest error, relative to the largest element of its world where that exceeds 1."""
-    ours, theirs = ours.double().flatten(1), theirs.double().flatten(1)
-    scale = theirs.abs().amax(1).clamp(min=1)
-    return float(((ours - theirs).abs().amax(1) / scale).max())
-
-
-def random_actions(env, generator) -> torch.Tensor:
-    low = torch.tensor([d.low for d in env.spec.action]).clamp(min=-1)
-    return (2 * torch.rand(N, len(low), generator=generator) - 1) * low.abs()
+    """Worst world's `relative_error`."""
+    return float(relative_error(ours, theirs).max())
 
 
 def check_one_step(task: str) -> None:
     """Everything that a step gives, to 1e-5."""
     warp, reference = make_pair(task)
     copy_state(warp, reference)
-    action = random_actions(warp, torch.Generator().manual_seed(0))
+    (action,) = random_actions(warp, 1)
     ours, theirs = warp.step(action), reference.step(action)
     assert difference(warp.sim.qpos, reference.sim.qpos) < 1e-5
     assert difference(warp.sim.qvel, reference.sim.qvel) < 1e-5
@@ -125,10 +104,8 @@ def check_twenty_steps(task: str, position: float, velocity: float) -> None:
     """Both go their own way from one state; worlds whose episode ended are left out from there."""
     warp, reference = make_pair(task)
     copy_state(warp, reference)
-    generator = torch.Generator().manual_seed(1)
     live = torch.ones(N, dtype=torch.bool)
-    for _ in range(20):
-        action = 0.5 * random_actions(warp, generator)
+    for action in 0.5 * random_actions(warp, 20):
         ours, theirs = warp.step(action), reference.step(action)
         live &= ~(ours.terminated | ours.truncated | theirs.terminated | theirs.truncated)
     assert live.sum() >= N // 2
@@ -416,3 +393,52 @@ def test_contact_force_is_the_weight():
     sim.step(400)
     weight = model.body_mass[1] * 9.81
     np.testing.assert_allclose(force[0, 1:, 5], weight, rtol=1e-3)
+
+
+# What a GPU would wait for ---------------------------------------------------------------------
+
+
+class _Waits(TorchDispatchMode):
+    """Counts what makes a GPU wait: numbers asked for, and tensors made from Python's."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = self.sent = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = str(function)
+        self.asked += "_local_scalar_dense" in name or "nonzero" in name
+        self.sent += "lift_fresh" in name
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("task", "allowed"), [("Go1-Velocity-Flat-v0", 5), ("HalfCheetah-v5", 3)])
+def test_a_step_asks_the_device_for_few_numbers_and_sends_it_none(task, allowed):
+    """Bad action, fault, ended; Go1 also asks whose command and whose push is due."""
+    env = ctrl_rl.make(task, N)
+    action = torch.zeros(N, len(env.spec.action))
+    with _Waits() as waits:
+        step = env.step(action)
+    assert not (step.terminated | step.truncated).any(), "a reset may ask and send more"
+    assert 0 < waits.asked <= allowed
+    assert waits.sent == 0
+
+
+# The benchmark ---------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_benchmark_refuses_without_a_gpu_in_one_line(capsys):
+    assert gpu.main([]) == 2
+    assert capsys.readouterr().err == "no GPU here; try the script with --device cpu --quick\n"
+
+
+@pytest.mark.slow
+def test_benchmark_runs_end_to_end_on_the_cpu(tmp_path):
+    assert gpu.main(["--device", "cpu", "--quick", "--results", str(tmp_path)]) == 0
+    results = gpu.cells.load("gpu", tmp_path)
+    assert len(results) == 6
+    speed = results["quick-speed-go1-4"]["result"]
+    assert 0 < speed["env_steps_per_s"] < speed["physics_env_steps_per_s"] * 1.5
+    assert results["quick-agreement-halfcheetah"]["result"]["qpos"]["max"] < 1e-5
+    assert "checks" in results["quick-walk-go1"]["result"]

@@ -15,6 +15,10 @@ What differs from the `mujoco` backend:
   they stand for (`_snap_delays`).
 """
 
+# Kernels look like Python but have Warp's own types and loops.
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false
+# pyright: reportAssignmentType=false, reportGeneralTypeIssues=false
+
 import contextlib
 import copy
 import dataclasses
@@ -346,6 +350,7 @@ class WarpSim:
             value.copy_(before)
         self._usage.zero_()
         torch.cuda.synchronize(self.device)
+        assert capture.graph is not None
         return capture.graph
 
     def _torch_stream(self) -> wp.Stream:
