@@ -235,7 +235,8 @@ def test_run_flags_reach_environment_learner_run_and_saved_config(tmp_path, monk
     words = (
         "HalfCheetah-v5 --total-steps 5000 --stop-after 4000 --num-envs 3 --seed 11"
         " --backend mujoco --device cpu --threads 2 --torch-threads 2 --run-dir here"
-        " --eval-every 70 --eval-episodes 5 --checkpoint-every 90 --video-s 0 --task.max-episode-steps 6"
+        " --eval-every 70 --eval-episodes 5 --checkpoint-every 90 --video-s 0"
+        " --task.max-episode-steps 6"
     )
     try:
         train.main(words.split())

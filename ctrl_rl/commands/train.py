@@ -1,7 +1,8 @@
 """Train a policy: `ctrl-rl train TASK`, or go on with `--resume RUN`.
 
-TASK stands first. Flags without a prefix are the same for every task and algorithm; `--algo.X`
-are the algorithm's and `--task.X` the task's, whose presets for the algorithm are the defaults.
+TASK stands first; `--algo NAME` picks the algorithm, ppo if not given. Flags without a prefix are
+the same for every task and algorithm; `--algo.X` are the algorithm's and `--task.X` the task's,
+whose presets for the algorithm are the defaults. With `--resume RUN` the saved settings are.
 """
 
 import dataclasses
@@ -237,6 +238,7 @@ def read_plan(argv: list[str]) -> Plan:
         task_config = rebuild(task_cls, saved["task_config"])
 
     parsed = _parse(argv, task, algo, flags, algo_config, task_config)
+    assert task is not None  # without one, --help has left by now
     flags = parsed.run
     if resume is not None and flags.run_dir != Path(resume):
         raise ValueError("--run-dir and --resume name two folders; leave one out")

@@ -1,0 +1,129 @@
+"""`play` without a screen: scripted keys, and what is shown."""
+
+import math
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import ctrl_rl
+from ctrl_rl import cli
+from ctrl_rl.commands.play import Operator, play
+from ctrl_rl.spec import CommandDim
+
+DIMS = (
+    CommandDim(name="forward", unit="m/s", low=-0.5, high=1.0),
+    CommandDim(name="left", unit="m/s", low=-0.5, high=0.5),
+    CommandDim(name="turn", unit="rad/s", low=-1.0, high=1.0),
+)
+
+
+class Script:
+    """A viewer that presses keys at given steps and remembers what it was shown."""
+
+    def __init__(self, keys: dict[int, list[str]], until: int) -> None:
+        self.script, self.until, self.shown = keys, until, []
+
+    def running(self):
+        return len(self.shown) < self.until
+
+    def keys(self):
+        return self.script.get(len(self.shown), [])
+
+    def show(self, qpos, lines):
+        self.shown.append((np.array(qpos), dict(lines)))
+
+    def close(self):
+        pass
+
+
+class Recorder:
+    """A policy that holds still and remembers observations and resets."""
+
+    group, device = "actor", torch.device("cpu")
+
+    def __init__(self, env):
+        self.spec, self.seen, self.resets = env.spec, [], 0
+
+    def __call__(self, obs):
+        self.seen.append(obs["actor"][0].clone())
+        return torch.zeros(1, self.spec.action_size)
+
+    def reset(self, rows=None):
+        self.resets += 1
+
+
+def test_keys_move_the_command_within_its_range():
+    operator = Operator(DIMS)
+    for key in ("up", "up", "left", "e", "x"):
+        operator.press(key)
+    # a tenth of the larger bound per press: 0.1 m/s, 0.05 m/s, 0.1 rad/s
+    assert operator.values == [0.2, 0.05, -0.1]
+    for _ in range(20):
+        operator.press("down")
+    assert operator.values[0] == -0.5
+    operator.press("space")
+    assert operator.values == [0.0, 0.0, 0.0] and not operator.wants_reset
+    operator.press("r")
+    assert operator.wants_reset
+    assert operator.help() == {
+        "up": "forward +", "down": "forward -", "left": "left +", "right": "left -",
+        "q": "turn +", "e": "turn -", "space": "stop", "r": "reset",
+    }  # fmt: skip
+
+
+def test_the_command_reaches_the_observation_and_survives_a_reset():
+    config = ctrl_rl.registry.load("tasks", "Go1-Velocity-Flat-v0").Config().nominal()
+    env = ctrl_rl.make("Go1-Velocity-Flat-v0", 1, threads=1, config=config)
+    policy, viewer = Recorder(env), Script({2: ["up"] * 3 + ["q"], 6: ["r"], 9: ["space"]}, 12)
+    assert play(policy, env, viewer, Operator(env.spec.command), speed=math.inf) == 12
+    start = 0
+    for term in env.spec.obs["actor"]:
+        if term.kind == "command":
+            break
+        start += term.width
+    commands = torch.stack([obs[start : start + 3] for obs in policy.seen]) / torch.tensor(
+        term.scale if len(term.scale) > 1 else term.scale * 3
+    )
+    wanted = torch.tensor([0.3, 0.0, 0.1])
+    # pressed before step 2, so the observation after that step holds it
+    assert torch.equal(commands[1:3], torch.zeros(2, 3))
+    assert torch.allclose(commands[3:10], wanted.expand(7, 3), atol=1e-6)
+    assert torch.equal(commands[10:], torch.zeros(2, 3))
+    assert viewer.shown[4][1]["lin_vel_x"] == "+0.30 m/s"
+    assert policy.resets == 1 and float(viewer.shown[6][1]["time"].split()[0]) == 0.1
+    # back at the start, then on
+    assert np.abs(viewer.shown[6][0][:2]).max() < np.abs(viewer.shown[5][0]).max() + 1
+    assert len({shown[0].tobytes() for shown in viewer.shown}) == 12
+    env.close()
+
+
+def test_play_keeps_time_and_stops_after_the_seconds_asked():
+    env = ctrl_rl.make("Pendulum-v0", 1)
+    viewer, before = Script({}, 100), time.monotonic()
+    assert play(Recorder(env), env, viewer, Operator(()), seconds=0.5, speed=2.0) == 10
+    assert 0.2 <= time.monotonic() - before < 2.0
+    assert viewer.shown[-1][1]["time"] == "0.5 s"
+
+
+def test_a_slow_viewer_makes_slow_motion_not_a_backlog():
+    env = ctrl_rl.make("Pendulum-v0", 1)
+    viewer = Script({}, 5)
+    viewer.show = lambda *shown: (Script.show(viewer, *shown), time.sleep(0.05))
+    assert play(Recorder(env), env, viewer, Operator(()), speed=1000.0) == 5
+
+
+def test_the_browser_view_names_its_extra_and_the_window_its_display(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("mujoco")
+    monkeypatch.setattr("ctrl_rl.curves.draw_run", lambda folder: None)
+    words = "train Pendulum-v0 --num-envs 4 --total-steps 64 --algo.num-steps 16 --video-s 0"
+    assert cli.main([*words.split(), "--eval-episodes", "1", "--run-dir", "r"]) == 0
+    monkeypatch.setitem(__import__("sys").modules, "mjviser", None)
+    monkeypatch.setattr("robots.render.display_present", lambda: False)
+    capsys.readouterr()
+    assert cli.main(["play", "r", "--web"]) == 2
+    assert "pip install 'ctrl-rl[web]'" in capsys.readouterr().err
+    assert cli.main(["play", "r"]) == 2
+    assert "no display" in capsys.readouterr().err
+    assert cli.main(["play", "r", "--speed", "0"]) == 2
