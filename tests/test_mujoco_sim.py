@@ -141,9 +141,13 @@ def test_a_bad_world_is_flagged_and_the_others_do_not_notice(part, value, warnin
     healthy = torch.tensor([0, 1, 3])
     assert torch.equal(sim.qpos[healthy], twin.qpos[healthy])
     assert torch.equal(sim.qvel[healthy], twin.qvel[healthy])
-    sim.reset(torch.tensor([2]))
+    if part == "ctrl":
+        sim.ctrl[2] = 0.0
     sim.step(4)
-    assert not sim.faulty.any()  # a count that stays up is no new fault
+    assert not sim.faulty.any()  # an old warning is no new fault
+    getattr(sim, part)[2] = value
+    sim.step(4)
+    assert sim.faulty.tolist() == [False, False, True, False]  # and a second one is seen
 
 
 def test_dropped_contacts_are_a_fault_that_names_the_setting():
@@ -169,7 +173,7 @@ def test_warnings_are_counted_and_said_once_and_leave_no_file(tmp_path, caplog):
         for _ in range(3):
             sim.qvel[:] = float("nan")
             sim.step(1)
-    assert sum(mujoco_warnings.counts.values()) == 8  # one per world: MuJoCo says a kind once
+    assert sum(mujoco_warnings.counts.values()) == 24
     said = [r for r in caplog.records if "QVEL" in r.getMessage()]
     assert len(said) == 1
     assert os.listdir(tmp_path) == []
@@ -228,6 +232,24 @@ def test_forward_costs_nothing_while_no_field_is_bound(monkeypatch):
     assert not calls
     sim.field("xpos")
     assert len(calls) == 1
+
+
+def test_forces_of_a_reset_world_read_zero_and_of_others_stay():
+    """A forward pass computes no forces; what a thread computed last must not show through."""
+    xml = PENDULUM.replace("<jointpos", '<actuatorfrc actuator="m"/><jointpos')
+    motor = '<motor name="m" joint="hinge"/>'
+    sim = make_mujoco_sim(compiled(motor, "Euler", xml), 3, threads=1)
+    force, sensor = sim.field("actuator_force"), sim.field("sensordata")
+    sim.ctrl[:, 0] = torch.tensor([1.0, 2.0, 3.0])
+    sim.step(1)
+    assert force[:, 0].tolist() == sensor[:, 0].tolist() == [1, 2, 3]
+    sim.reset(torch.tensor([1]))
+    sim.qpos[1] = 0.5
+    sim.forward(torch.tensor([1]))
+    assert force[:, 0].tolist() == sensor[:, 0].tolist() == [1, 0, 3]
+    assert sensor[1].tolist() == [0, 0.5, 0]  # position sensors are current
+    sim.forward(ALL)
+    assert force[:, 0].tolist() == sensor[:, 0].tolist() == [1, 0, 3]
 
 
 # Contact forces ------------------------------------------------------------------------------

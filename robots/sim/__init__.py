@@ -76,7 +76,10 @@ class Sim(Protocol):
         ...
 
     def forward(self, rows: Rows) -> None:
-        """Bring position- and velocity-dependent fields up to the present state."""
+        """Bring position- and velocity-dependent fields up to the present state.
+
+        Forces and accelerations stay those of the last step, or zero after a reset.
+        """
         ...
 
     def step(self, num_steps: int, current: bool = False) -> None:

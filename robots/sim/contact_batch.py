@@ -110,10 +110,6 @@ class ContactBatch:
         """Compute the stages up to `stage`."""
         self._check(self._c.mjb_forward(self._handle, *_ids(ids), stage))
 
-    def reset(self, ids: np.ndarray | None, stage: int) -> None:
-        """Back to the model's defaults."""
-        self._check(self._c.mjb_reset(self._handle, *_ids(ids), None, stage))
-
     def set_const(self, ids: np.ndarray | None = None) -> None:
         """`mj_setConst` on each world's model."""
         self._check(self._c.mjb_setConst(self._handle, *_ids(ids)))
@@ -168,7 +164,6 @@ def _library() -> ctypes.CDLL:
         ("mjb_expand", pointer, (pointer, text, pointer, pointer)),
         ("mjb_step", number, (pointer, pointer, number, number, number)),
         ("mjb_forward", number, (pointer, pointer, number, number)),
-        ("mjb_reset", number, (pointer, pointer, number, pointer, number)),
         ("mjb_setConst", number, (pointer, pointer, number)),
         ("mjb_apply", number, (pointer, pointer, number, pointer, pointer, number)),
     ):

@@ -5,7 +5,8 @@ leaves the other worlds unchanged; both to the bit. All tensors are float64 view
 own memory.
 
 MuJoCo resets a world whose state or acceleration turns bad in silence: its next state is finite
-and its status is "no error". Only the warning counters tell, so every `step` compares them.
+and its status is "no error". Only the warning counters tell, so every `step` starts them from zero
+and looks at them.
 """
 
 import os
@@ -25,6 +26,11 @@ STEP_FIELDS = frozenset(
     "actuator_force qfrc_actuator qfrc_passive qfrc_bias qfrc_constraint qacc sensordata".split()
 )
 """Fields that a step computes for every world; any other would show another world's value."""
+
+FORCE_FIELDS = frozenset(
+    "actuator_force qfrc_actuator qfrc_constraint qacc cfrc_ext sensordata".split()
+)
+"""Those of them that `forward` does not compute, or in part: there they belong to a step."""
 
 DERIVED_FIELDS = frozenset(mujoco.MjModel._setconst_outputs) - frozenset(
     mujoco.MjModel._setconst_inputs
@@ -71,17 +77,17 @@ class MujocoSim:
         self.time = torch.from_numpy(self._batch.bind("time"))
         self._state = torch.from_numpy(self._batch.state)
         self._warning = torch.from_numpy(self._batch.warning)[:, :, 1]
-        self._warning_before = self._warning.clone()
+        self._initial = self._state[0].clone()
         self.faulty = torch.zeros(num_worlds, dtype=torch.bool)
         self._fields: dict[str, Tensor] = {}
         self._expanded: dict[str, Tensor] = {}
         self._history = torch.from_numpy(self._batch.bind("history")) if model.nhistory else None
+        self._force_sensor = _force_sensors(model)
         self._delay_slots, self._delay_actuators = delay_layout(model)
 
     def fault_cause(self, row: int) -> str:
-        """Names of the MuJoCo warnings that rose in this world, and the remedy if there is one."""
-        rose = (self._warning[row] > self._warning_before[row]).nonzero().flatten().tolist()
-        kinds = [mujoco.mjtWarning(i) for i in rose]
+        """MuJoCo's warnings about this world's last step, and what to do about them."""
+        kinds = [mujoco.mjtWarning(i) for i in self._warning[row].nonzero().flatten().tolist()]
         return "simulator: " + ", ".join(
             k.name + (f" ({REMEDY[k]})" if k in REMEDY else "") for k in kinds
         )
@@ -117,8 +123,12 @@ class MujocoSim:
         self._batch.set_const()
 
     def reset(self, rows: Rows) -> None:
-        """See `Sim.reset`."""
-        self._batch.reset(_ids(rows), stage=0)
+        """See `Sim.reset`. Forces of the last step are forgotten: they read zero."""
+        self._state[rows] = self._initial
+        if "qpos0" in self._expanded:
+            self.qpos[rows] = self._expanded["qpos0"][rows]
+        for name in FORCE_FIELDS & self._fields.keys():
+            self._fields[name][rows] = 0.0
 
     def fill_delay(self, rows: Rows) -> None:
         """See `Sim.fill_delay`. Without it a delayed motor starts from a target of zero."""
@@ -130,15 +140,21 @@ class MujocoSim:
 
     def forward(self, rows: Rows) -> None:
         """See `Sim.forward`. Free where no derived field is bound: nobody would see it."""
-        if self._fields:
-            self._batch.forward(_ids(rows), stage=int(mujoco.mjtStage.mjSTAGE_VEL))
+        if not self._fields:
+            return
+        forces = {n: self._fields[n][rows].clone() for n in FORCE_FIELDS & self._fields.keys()}
+        self._batch.forward(_ids(rows), stage=int(mujoco.mjtStage.mjSTAGE_VEL))
+        for name, value in forces.items():  # else they would be another world's
+            if name == "sensordata":
+                value = torch.where(self._force_sensor, value, self._fields[name][rows])
+            self._fields[name][rows] = value
 
     def step(self, num_steps: int, current: bool = False) -> None:
         """See `Sim.step`."""
-        self._warning_before.copy_(self._warning)
+        self._warning.zero_()  # a reset by MuJoCo sets them to 1, so an old count would hide it
         stage = mujoco.mjtStage.mjSTAGE_VEL if current else mujoco.mjtStage.mjSTAGE_NONE
         self._batch.step(nstep=num_steps, stage=int(stage))
-        self.faulty = (self._warning > self._warning_before).any(1)
+        self.faulty = self._warning.any(1)
 
     def state_dict(self) -> dict:
         """See `Sim.state_dict`."""
@@ -205,6 +221,15 @@ def model_value(model: mujoco.MjModel, name: str):
     """A field of the model or, as "opt.x", of its options."""
     owner, _, attribute = name.rpartition(".")
     return getattr(model.opt if owner == "opt" else model, attribute)
+
+
+def _force_sensors(model: mujoco.MjModel) -> Tensor:
+    """Columns (nsensordata,) bool of `sensordata` that need accelerations or forces."""
+    columns = torch.zeros(model.nsensordata, dtype=torch.bool)
+    for i in range(model.nsensor):
+        start, size = int(model.sensor_adr[i]), int(model.sensor_dim[i])
+        columns[start : start + size] = model.sensor_needstage[i] == mujoco.mjtStage.mjSTAGE_ACC
+    return columns
 
 
 def delay_layout(model: mujoco.MjModel) -> tuple[Tensor, Tensor]:
