@@ -153,3 +153,9 @@ def test_a_longer_draw_begins_like_a_shorter_one_and_draws_are_pure(draw):
     assert torch.equal(draw(k, "push", 4), long[:, :4])
     long.zero_()
     assert torch.equal(draw(k, "push", 7), kept)
+
+
+def test_normal_adds_the_values_of_two_disjoint_halves(monkeypatch):
+    monkeypatch.setattr(random, "_halves", lambda *args: torch.tensor([[0x00010003]]).int())
+    table = random._quantiles(torch.device("cpu"))
+    assert random.normal(ZERO, "any", 1).item() == ((table[1] + table[3]) * 0.5**0.5).item()
