@@ -110,7 +110,7 @@ def field_docs(cls) -> dict[str, str]:
 
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        if not dataclasses.is_dataclass(base):
+        if "__dataclass_fields__" not in vars(base):
             continue
         try:
             body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body
@@ -121,6 +121,7 @@ def field_docs(cls) -> dict[str, str]:
                 isinstance(here, ast.AnnAssign)
                 and isinstance(below, ast.Expr)
                 and isinstance(below.value, ast.Constant)
+                and isinstance(below.value.value, str)
             ):
                 docs[here.target.id] = inspect.cleandoc(below.value.value)
     return docs

@@ -49,6 +49,10 @@ class PolicyModule(nn.Module):
     The action is (N, A) float32 within the spec's bounds, or (N,) int64 for `Discrete`.
     """
 
+    low: Tensor
+    """(A,) bounds, where the policy has some."""
+    high: Tensor
+
     def __init__(self, section: dict, spec: EnvSpec) -> None:
         super().__init__()
         self.discrete = isinstance(spec.action, Discrete)
@@ -63,7 +67,7 @@ class PolicyModule(nn.Module):
         self.net = MLP(sizes, section["activation"], generator=torch.Generator())
         self.net.load_state_dict(section["weights"])
         self.bounds = False
-        if section["bound"] == "clip" and not self.discrete:
+        if section["bound"] == "clip" and not isinstance(spec.action, Discrete):
             low = torch.tensor([dim.low for dim in spec.action], dtype=torch.float32)
             high = torch.tensor([dim.high for dim in spec.action], dtype=torch.float32)
             self.bounds = bool((low.isfinite() | high.isfinite()).any())

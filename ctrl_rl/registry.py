@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 from functools import lru_cache
 from importlib.metadata import entry_points
+from typing import Any
 
 GROUPS = ("tasks", "algos", "policies", "commands")
 
@@ -47,7 +48,7 @@ def names(group: str) -> dict[str, str]:
     return found
 
 
-def load(group: str, name: str):
+def load(group: str, name: str) -> Any:
     """The object behind a name. Raises NotFound with the nearest name."""
     known = names(group)
     if name not in known:
@@ -67,10 +68,10 @@ def summary(group: str, name: str) -> str:
     if spec is None or not spec.origin:
         return ""
     with open(spec.origin, encoding="utf-8") as file:
-        node = ast.parse(file.read())
+        node = module_node = ast.parse(file.read())
     if group not in ("commands", "algos"):
-        named = (n for n in node.body if getattr(n, "name", None) == attribute)
-        node = next(named, node)
+        parts = (n for n in module_node.body if isinstance(n, (ast.ClassDef, ast.FunctionDef)))
+        node = next((n for n in parts if n.name == attribute), module_node)
     return (ast.get_docstring(node) or "").partition("\n")[0]
 
 

@@ -300,14 +300,14 @@ class Run:
         self.total_steps = 0
         self.settings = settings or {}
         self._every = {"eval": eval_every, "checkpoint": checkpoint_every}
-        self._last_due = {"eval": 0, "checkpoint": 0}
+        self._last_due: dict[str, int] = {"eval": 0, "checkpoint": 0}
         self._evaluated_at = -1
         self._stop_after = stop_after
         self._interrupted = False
         self._handlers: dict = {}
         self._columns: list[str] = []
         self._csv = self._tensorboard = self._checkpoint = self._initial = None
-        self._best = -math.inf
+        self._best: float = -math.inf
         self._resume = resume
         self._init_from = None if init_from is None else Path(init_from)
         self._console = _Console() if console and folder is not None else None
@@ -403,7 +403,7 @@ class Run:
         whatever the number of environments. A stop on demand makes a checkpoint due, not an
         evaluation, so that a resumed run evaluates where an uninterrupted one does.
         """
-        every, last = self._every[kind], self._last_due[kind]
+        every, last = self._every[kind] or 0, self._last_due[kind]
         due = step >= self.total_steps or bool(every and step // every > last // every)
         self._last_due[kind] = step
         if kind == "eval" and due:
@@ -437,8 +437,9 @@ class Run:
                     f"{self.folder}/checkpoints/last.pt holds the last good step"
                 )
         self._flush_row()
-        score = self.rows[-1].get(BEST_KEY) if self.rows and self.rows[-1]["step"] == step else None
-        better = score is not None and score > self._best
+        here = self.rows[-1] if self.rows and self.rows[-1]["step"] == step else {}
+        score = here.get(BEST_KEY, -math.inf)
+        better = score > self._best
         if better:
             self._best = score
         checkpoints = self.folder / "checkpoints"
@@ -566,6 +567,7 @@ class Run:
         """Open metrics.csv and TensorBoard, both cut back to the checkpoint's step."""
         from torch.utils.tensorboard import SummaryWriter
 
+        assert self.folder is not None
         self.rows = read_metrics(self.folder, up_to=step if self._resume else -1)
         self._columns = list(dict.fromkeys(("step", *(k for row in self.rows for k in row))))
         self._rewrite_csv()
@@ -580,6 +582,7 @@ class Run:
 
     def _rewrite_csv(self) -> None:
         """All rows under the present columns, then open for appending."""
+        assert self.folder is not None
         if self._csv is not None:
             self._csv.close()
         path = self.folder / "metrics.csv"

@@ -64,7 +64,7 @@ def _writer(path: Path, width: int, height: int, fps: float):
     writer = imageio_ffmpeg.write_frames(
         str(path.with_suffix(".tmp.mp4")),
         (width, height),
-        fps=fps,
+        fps=fps,  # pyright: ignore[reportArgumentType] -- ffmpeg takes fractions too
         codec="libx264",
         quality=7,
         macro_block_size=2,

@@ -123,7 +123,7 @@ class WarpSim:
             self._selected = wp.zeros(num_worlds, dtype=bool)
             self._usage = wp.zeros(3, dtype=int)  # most contacts, most rows, overflow bits
             self._delay = m.actuator_delay
-            m.actuator_delay = _clone(self._delay)
+            m.actuator_delay = _clone(self._delay)  # waits for all that was made on Warp's stream
         self._m, self._d = m, d
         self._fields: dict[str, Tensor] = {}
         self._expanded: dict[str, Tensor] = {}
@@ -131,6 +131,7 @@ class WarpSim:
         self.qpos, self.qvel = wp.to_torch(d.qpos), wp.to_torch(d.qvel)
         self.ctrl, self.time = wp.to_torch(d.ctrl), wp.to_torch(d.time)
         self.faulty = wp.to_torch(self._faulty)
+        self._selected_view, self._usage_view = map(wp.to_torch, (self._selected, self._usage))
         self._state = {
             name: wp.to_torch(getattr(d, name))
             for name in ("time", "qpos", "qvel", "act", "history", "ctrl", "qacc_warmstart")
@@ -198,9 +199,8 @@ class WarpSim:
 
     def reset(self, rows: Rows) -> None:
         """See `Sim.reset`."""
-        selected = wp.to_torch(self._selected)
-        selected.zero_()
-        selected[rows] = True
+        self._selected_view.zero_()
+        self._selected_view[rows] = True
         self._run(("reset",), lambda: self._restore(self._selected))
 
     def fill_delay(self, rows: Rows) -> None:
@@ -222,7 +222,7 @@ class WarpSim:
         self._run(("step", num_steps, current), lambda: self._step(num_steps, current))
         # On a GPU the copy may land after the next line has read the step before; the bits stay
         # set, so a warning comes a step late instead of making the GPU wait.
-        self._seen.copy_(wp.to_torch(self._usage), non_blocking=True)
+        self._seen.copy_(self._usage_view, non_blocking=True)
         self._report_overflow(int(self._seen[2]))
 
     def state_dict(self) -> dict:
@@ -265,7 +265,7 @@ class WarpSim:
 
     def capacities(self) -> dict[str, int]:
         """Room per world, and the most that was used at the end of a `step` so far."""
-        contacts, rows, _ = wp.to_torch(self._usage).tolist()
+        contacts, rows, _ = self._usage_view.tolist()
         return {
             "nconmax": self.nconmax,
             "njmax": self.njmax,
@@ -557,6 +557,7 @@ def _clone(array: wp.array, num_rows: int | None = None) -> wp.array:
     """A copy with its first axis repeated to `num_rows`."""
     num_rows = array.shape[0] if num_rows is None else num_rows
     new = wp.empty((num_rows, *array.shape[1:]), dtype=array.dtype, device=array.device)
+    wp.synchronize_device(array.device)  # allocated and last written on a stream of Warp's
     if new.size:
         wp.to_torch(new).copy_(wp.to_torch(array).expand_as(wp.to_torch(new)))
     new._is_batched = True  # MuJoCo Warp's own mark
