@@ -112,6 +112,10 @@ class TaskEnv:
     def begin(self, rows: Rows) -> None:
         """Write the initial state and memory of new episodes; the simulator was reset."""
 
+    def refresh(self, rows: Rows) -> None:
+        """Bring derived fields up to the state that `begin` wrote."""
+        self.sim.forward(rows)
+
     def apply_action(self, action: Tensor) -> None:
         """Turn a finite action (N, A) into `sim.ctrl`."""
         raise NotImplementedError
@@ -347,7 +351,7 @@ class TaskEnv:
         self.sim.reset(rows)
         self.begin(rows)
         self._hold(rows)
-        self.sim.forward(rows)
+        self.refresh(rows)
         for group in self._groups.values():
             group.begin(rows)
 

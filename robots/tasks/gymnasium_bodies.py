@@ -314,6 +314,10 @@ class Ant(FallingBody):
         """Raw values."""
         return {**super().observe_terms(rows), "contact_forces": self._forces[rows, 1:].flatten(1)}
 
+    def refresh(self, rows: Rows) -> None:
+        """Of the fields read here a reset changes one, which needs no pass through kinematics."""
+        self._torso[rows] = self.sim.qpos[rows, 0]
+
     def forward_position(self) -> Tensor:
         """x of the torso [m], as kinematics computed it in the last physics step."""
         return self._torso
