@@ -33,8 +33,8 @@ CELLS = [
             "settings": SETTINGS,
             "designs": DESIGNS,
             "seconds": 2.0,
-            "rounds": 7,
-            "warm_up": 2,
+            "rounds": 5,
+            "warm_up": 1,
         },
     ),
     *(
