@@ -44,3 +44,36 @@ def test_parity_over_200_steps_and_through_resets(task):
                 np.testing.assert_array_equal(q[i], peer.data.qpos)
                 np.testing.assert_array_equal(v[i], peer.data.qvel)
     assert ends == 0 if task == "HalfCheetah-v5" else ends > 0 or task == "Ant-v5"
+
+
+@pytest.mark.parametrize("task", ["HalfCheetah-v5", "Ant-v5"])
+def test_a_world_that_leaves_the_numbers_is_cut_and_no_other_notices(task):
+    env, twin = (ctrl_rl.make(task, 4, seed=3, threads=2) for _ in range(2))
+    action = torch.full((4, len(env.spec.action)), 0.3)
+    for _ in range(3):
+        env.step(action)
+        twin.step(action)
+    healthy, others = env.observe()["actor"][2].clone(), torch.tensor([0, 1, 3])
+    env.sim.qvel[2, 3] = float("nan")
+    step, twin_step = env.step(action), twin.step(action)
+    assert [fault.row for fault in step.info.faults] == [2]
+    assert "BADQVEL" in step.info.faults[0].cause
+    assert step.reward[2] == 0.0
+    assert step.truncated.tolist() == [False, False, True, False] and not step.terminated.any()
+    assert torch.equal(step.next_obs["actor"][2], healthy)
+    assert not torch.equal(step.obs["actor"][2], healthy)
+    for _ in range(5):
+        assert torch.equal(step.obs["actor"][others], twin_step.obs["actor"][others])
+        assert torch.equal(step.reward[others], twin_step.reward[others])
+        step, twin_step = env.step(action), twin.step(action)
+        assert not step.info.faults
+
+
+def test_ant_and_humanoid_feel_the_ground():
+    for task in ("Ant-v5", "Humanoid-v5"):
+        env = ctrl_rl.make(task, 2, threads=1)
+        for _ in range(20):
+            step = env.step(torch.zeros(2, len(env.spec.action)))
+        start = sum(t.width for t in env.spec.obs["actor"] if t.name != "contact_forces")
+        assert step.next_obs["actor"][:, start:].abs().amax(1).gt(0.01).all()
+        assert (step.info.reward_terms["contact"] < 0).all()
