@@ -1,8 +1,8 @@
 """MuJoCo Warp on an NVIDIA GPU, or on Warp's CPU device (slow but correct, for tests).
 
-All tensors are float32 views of Warp's own arrays. On a GPU a control step is one CUDA graph,
-launched on torch's current stream, so Warp's and torch's work keep their order without waiting,
-and `step` never asks the GPU for a number.
+All tensors are float32 views of Warp's own arrays. A control step is one graph (a CUDA graph on a
+GPU, a recording that Warp replays on the CPU), launched on torch's current stream, so Warp's and
+torch's work keep their order without waiting, and `step` never asks the GPU for a number.
 
 What differs from the `mujoco` backend:
 
@@ -322,11 +322,7 @@ class WarpSim:
         self._graphs.clear()
 
     def _run(self, key: tuple, launch: Callable[[], None]) -> None:
-        """Do the work now (CPU), or launch its CUDA graph, captured at its first use."""
-        if not self._wp_device.is_cuda:
-            with wp.ScopedDevice(self._wp_device):
-                launch()
-            return
+        """Launch the graph of this work on torch's current stream; capture it at its first use."""
         if key not in self._graphs:
             self._graphs[key] = self._capture(launch)
         wp.capture_launch(self._graphs[key], stream=self._torch_stream())
@@ -337,10 +333,9 @@ class WarpSim:
         Kernels compile and load at their first launch, which must not happen during a capture:
         the work is done once before, and the state put back.
         """
-        torch.cuda.synchronize(self.device)
-        live = [*self._state.values(), *self._fields.values()]
+        live = [*self._state.values(), *self._fields.values(), self._usage_view]
         saved = [value.clone() for value in live]
-        torch.cuda.synchronize(self.device)
+        self._synchronize()
         with wp.ScopedDevice(self._wp_device):
             launch()
             wp.synchronize_device(self._wp_device)
@@ -348,13 +343,19 @@ class WarpSim:
                 launch()
         for value, before in zip(live, saved, strict=True):
             value.copy_(before)
-        self._usage.zero_()
-        torch.cuda.synchronize(self.device)
+        self._synchronize()
         assert capture.graph is not None
         return capture.graph
 
-    def _torch_stream(self) -> wp.Stream:
-        """torch's current stream, as Warp's object."""
+    def _synchronize(self) -> None:
+        """Wait for torch's work, which Warp's own stream knows nothing of."""
+        if self._wp_device.is_cuda:
+            torch.cuda.synchronize(self.device)
+
+    def _torch_stream(self) -> wp.Stream | None:
+        """torch's current stream, as Warp's object; None on the CPU, which has none."""
+        if not self._wp_device.is_cuda:
+            return None
         stream = torch.cuda.current_stream(self.device)
         if stream.cuda_stream not in self._streams:
             self._streams[stream.cuda_stream] = wp.stream_from_torch(stream)
@@ -362,9 +363,8 @@ class WarpSim:
 
     def _warp_stream(self):
         """Launches inside go to torch's current stream."""
-        if self._wp_device.is_cuda:
-            return wp.ScopedStream(self._torch_stream())
-        return wp.ScopedDevice(self._wp_device)
+        stream = self._torch_stream()
+        return wp.ScopedDevice(self._wp_device) if stream is None else wp.ScopedStream(stream)
 
     def _widen(self, name: str) -> wp.array:
         """Give a model field N rows, filled from its one; graphs hold the old address."""
