@@ -43,7 +43,7 @@ def draw_run(folder: Path) -> Path | None:
     )
     for place, (title, keys) in enumerate(panels, 1):
         axes = figure.add_subplot(lines, columns, place)
-        for color, key in zip(_colors(len(keys)), keys, strict=True):
+        for i, (color, key) in enumerate(zip(_colors(len(keys)), keys, strict=True)):
             x, y = series(rows, key)
             evaluation = key.startswith("eval/")
             color = {"rollout": COLORS[0], "eval": COLORS[1]}.get(key.partition("/")[0], color)
@@ -54,6 +54,7 @@ def draw_run(folder: Path) -> Path | None:
                 marker="o" if evaluation or len(x) < 2 else None,
                 markersize=3.5,
                 linewidth=1.5,
+                linestyle="-" if i < len(COLORS) else "--",
                 label=_label(key, title),
             )
         _dress(axes, title)

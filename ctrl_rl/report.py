@@ -40,6 +40,8 @@ tr:last-child td { border-bottom:0 }
 img, video { width:100%; border-radius:8px; display:block }
 code, pre { font:13px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace }
 pre { background:#f3f4f6; border-radius:8px; padding:11px 13px; overflow-x:auto; margin:8px 0 0 }
+.good { color:#15803d }
+.bad { color:#b91c1c; font-weight:600 }
 details summary { cursor:pointer; color:var(--accent) }
 """
 
@@ -62,6 +64,7 @@ def write_report(folder: Path) -> Path:
         f"<div class=pair>{_video(folder)}{_evaluation(evaluations)}</div>",
         _curves(folder),
         _card(folder),
+        _verification(folder),
         f"<div class=pair>{_settings(config)}{_machine(config)}</div>",
         _terms(config),
         _legend(config, rows),
@@ -92,6 +95,21 @@ def add_evaluation(folder: Path, variant: str, found: dict) -> None:
     write_text(
         Path(folder) / "evaluation.json", json.dumps(every, indent=1, allow_nan=False) + "\n"
     )
+
+
+def refresh(folder: Path, verification: dict | None = None) -> Path | None:
+    """Write the page again after an export or a verification; None if this is no run folder.
+
+    Args:
+        folder: where the policy file lies.
+        verification: what `ctrl-rl verify` found, kept as verification.json.
+    """
+    if not (Path(folder) / "config.json").is_file():
+        return None
+    if verification is not None:
+        text = json.dumps(verification, indent=1, default=str) + "\n"
+        write_text(Path(folder) / "verification.json", text)
+    return write_report(folder)
 
 
 # Parts of the page --------------------------------------------------------------------------
@@ -129,8 +147,9 @@ def _tiles(config: dict, rows: list[dict], evaluations: dict) -> str:
 def _video(folder: Path) -> str:
     if not (folder / "video.mp4").is_file():
         return (
-            "<section><h2>Video</h2><p class=soft>None was made: no rendering on that machine, or "
-            "it was switched off. <code>ctrl-rl play</code> shows the policy live.</p></section>"
+            "<section><h2>Video</h2><p class=soft>None: it is made when a run ends, unless it is "
+            "switched off or the machine cannot render. <code>ctrl-rl play</code> shows the policy "
+            "live.</p></section>"
         )
     return (
         "<section><h2>Video</h2>"
@@ -207,6 +226,27 @@ def _card(folder: Path) -> str:
             f"<th>kp [N·m/rad]<th>kd [N·m·s/rad]<th>limit [N·m]</tr>{table}</table></details>"
         )
     return f"<section><h2>Exported policy</h2>{_pairs(lines)}{table}</section>"
+
+
+def _verification(folder: Path) -> str:
+    """What the exported file reached in plain MuJoCo, if it was tried."""
+    path = folder / "verification.json"
+    if not path.is_file():
+        return ""
+    found = json.loads(path.read_text())
+    lines = "".join(
+        f"<tr><td>{_text(name)}</td><td class=n>{_number(check['value'])}</td>"
+        f"<td class=n>{_number(check['limit'])}</td><td>{_text(check['unit'])}</td>"
+        f"<td class={'good' if check['passed'] else 'bad'}>"
+        f"{'passed' if check['passed'] else 'not passed'}</td></tr>"
+        for name, check in found["checks"].items()
+    )
+    notes = "".join(f"<p class=soft>{_text(note)}</p>" for note in found.get("notes", ()))
+    return (
+        "<section><h2>Verification</h2><p class=soft>The exported file, through the robot's own "
+        "runtime, in single-robot MuJoCo.</p>"
+        f"<table><tr><th>check<th>found<th>limit<th>unit<th></tr>{lines}</table>{notes}</section>"
+    )
 
 
 def _settings(config: dict) -> str:

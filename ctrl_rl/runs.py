@@ -268,9 +268,9 @@ class Run:
 
     Args:
         folder: the run folder; None keeps the log in memory and writes nothing.
-        eval_every: env steps between evaluations; None for a tenth of the run, 0 for the end only.
-        checkpoint_every: env steps between checkpoints; None and 0 as above. An evaluation is
-            always followed by a checkpoint.
+        eval_every: env steps between evaluations; None for a fifth of the run, 0 for the end only.
+        checkpoint_every: env steps between checkpoints; None for a tenth of the run, 0 for the
+            end only. An evaluation is always followed by a checkpoint.
         stop_after: leave with a checkpoint at the first iteration that reaches this env step.
         resume: go on in a folder that holds a run.
         init_from: another run whose weights and statistics a trainer starts from; see `initial`.
@@ -344,8 +344,9 @@ class Run:
             for k in metrics
         ]
         self.total_steps = config.total_steps
-        for kind, every in self._every.items():
-            self._every[kind] = max(self.total_steps // 10, 1) if every is None else every
+        for kind, parts in (("eval", 5), ("checkpoint", 10)):
+            if self._every[kind] is None:
+                self._every[kind] = max(self.total_steps // parts, 1)
         self._initial = self._load_initial(env.spec)
         if self.folder is None:
             return

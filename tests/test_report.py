@@ -9,7 +9,7 @@ import pytest
 import ctrl_rl
 from ctrl_rl import ppo
 from ctrl_rl.evaluation import Metric, Result
-from ctrl_rl.report import add_evaluation, read_evaluations, write_report
+from ctrl_rl.report import add_evaluation, read_evaluations, refresh, write_report
 from ctrl_rl.runs import Run
 
 
@@ -51,7 +51,7 @@ def test_a_fresh_run_says_what_is_missing_and_how_to_get_it(folder):
     page = Page(write_report(folder).read_text())
     text = " ".join(page.text.split())
     assert "Pendulum-v0 · ppo" in text and "complete" in text and "128 env steps" in text
-    for word in ("ctrl-rl export", "ctrl-rl eval", "ctrl-rl play", "None was made"):
+    for word in ("ctrl-rl export", "ctrl-rl eval", "ctrl-rl play", "made when a run ends"):
         assert word in text
     assert "r <b>&" in text and "b" not in set(page.tags) - {"b"}  # the folder's name is text
     assert page.links and all(link.startswith("data:image/png;base64,") for link in page.links)
@@ -79,8 +79,12 @@ def test_evaluation_video_and_card_are_shown(folder):
     card = {"train_steps": 64, "input": "obs", "output": "actions", "spec": {"step_dt": 0.05}}
     (folder / "policy.json").write_text(json.dumps(card))
     (folder / "policy.onnx").write_bytes(b"x" * 2000)
-    page = Page(write_report(folder).read_text())
+    checks = {"falls": {"value": 0.01, "limit": 0.02, "unit": "-", "passed": True},
+              "drift": {"value": 0.2, "limit": 0.05, "unit": "m", "passed": False}}  # fmt: skip
+    assert refresh(folder, {"checks": checks, "notes": ["a note"]}) == folder / "report.html"
+    page = Page((folder / "report.html").read_text())
     text = " ".join(page.text.split())
+    assert "falls 0.01 0.02 - passed" in text and "drift 0.2 0.05 m not passed a note" in text
     for word in ("-123.4", "-150 … -100", "25.0%", "50 episodes", "best", "20 Hz", "2 kB"):
         assert word in text, word
     assert "video.mp4" in page.links and "policy.onnx" in page.links
@@ -90,5 +94,6 @@ def test_evaluation_video_and_card_are_shown(folder):
 
 
 def test_only_a_run_gets_a_report(tmp_path):
+    assert refresh(tmp_path) is None
     with pytest.raises(ValueError, match="not a run folder"):
         write_report(tmp_path)

@@ -211,7 +211,7 @@ def test_config_is_written_before_training(tmp_path, env):
     assert config["task"] == "Pendulum-v0" and config["algo"] == "test"
     assert config["algo_config"] == {"total_steps": 1000, "rate": 0.1}
     assert config["run"]["num_envs"] == 2 and config["run"]["threads"] == 3
-    assert config["run"]["eval_every"] == 100
+    assert (config["run"]["eval_every"], config["run"]["checkpoint_every"]) == (200, 100)
     assert config["versions"]["torch"] and config["hardware"]["cores"] >= 1
     assert ctrl_rl.spec.EnvSpec.from_dict(config["spec"]) == env.spec
 

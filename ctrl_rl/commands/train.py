@@ -39,11 +39,12 @@ class RunFlags:
     init_from: Path | None = None
     """Run whose weights and observation statistics are the start."""
     eval_every: int | None = None
-    """Env steps between evaluations; None for a tenth of the run, 0 for the end only."""
+    """Env steps between evaluations; None for a fifth of the run, 0 for the end only."""
     eval_episodes: int = 16
     """Episodes of each evaluation, played side by side."""
     checkpoint_every: int | None = None
-    """Env steps between checkpoints besides those of evaluations; None and 0 as above."""
+    """Env steps between checkpoints; None for a tenth of the run, 0 for the end only. An
+    evaluation always makes one."""
     video_s: float = 10.0
     """Length of the video made at the end [s]; 0 for none."""
 

@@ -25,6 +25,7 @@ def main(args: Export) -> dict:
     import torch
 
     torch.set_num_threads(1)
+    from ctrl_rl.report import refresh
     from sim2real.export import export_run
 
     out, card = export_run(args.run, args.checkpoint, args.out)
@@ -33,4 +34,6 @@ def main(args: Export) -> dict:
         f"{out}: {card.spec.task}, {card.train_steps:,} env steps, {size:.0f} kB; "
         f"card {out.with_suffix('.json').name}"
     )
+    if page := refresh(out.parent):
+        print(f"report: {page}")
     return {"task": card.spec.task, "file": str(out), "train_steps": card.train_steps}

@@ -25,11 +25,12 @@ def main(args: Verify) -> dict:
     import torch
 
     torch.set_num_threads(1)
+    from ctrl_rl.report import refresh
     from sim2real.verify import verify
 
     report = verify(args.policy, args.limits, args.procedure, say=print)
     print(report)
-    return {
+    found = {
         "task": report.task,
         "config": {
             "policy": str(args.policy),
@@ -48,3 +49,7 @@ def main(args: Verify) -> dict:
         "wall_s": report.wall_s,
         "passed": report.passed,
     }
+    folder = args.policy if args.policy.is_dir() else args.policy.parent
+    if page := refresh(folder, found):
+        print(f"report: {page}")
+    return found
