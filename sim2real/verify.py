@@ -438,12 +438,13 @@ class Robots:
 
     def touching(self, geoms: tuple[str, ...]) -> np.ndarray:
         """Which of the named geoms touch something (N, G), as of the last physics step."""
-        ids = np.array([self.model.geom(g).id for g in geoms])
-        touch = np.zeros((len(self.data), len(ids)), bool)
+        column = np.full(self.model.ngeom, len(geoms))  # the others share a last column
+        column[[self.model.geom(g).id for g in geoms]] = np.arange(len(geoms))
+        touch = np.zeros((len(self.data), len(geoms) + 1), bool)
         for i, data in enumerate(self.data):
             if self.alive[i] and data.ncon:
-                touch[i] = np.isin(ids, data.contact.geom)
-        return touch
+                touch[i, column[data.contact.geom]] = True
+        return touch[:, :-1]
 
     def bad(self) -> np.ndarray:
         """Robots whose simulation left the numbers, which MuJoCo resets without an error (N,)."""
