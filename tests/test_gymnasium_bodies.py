@@ -27,7 +27,9 @@ def test_parity_over_200_steps_and_through_resets(task):
     rng = np.random.default_rng(0)
     low, high = peers[0].action_space.low, peers[0].action_space.high
     ends = 0
-    for _ in range(200):
+    for k in range(200):
+        if k == 5:  # a kick, faster than what hopper and walker show of a velocity
+            v[0, -1] = peers[0].data.qvel[-1] = 25.0
         # some actions beyond the limits: motors clamp them, the control cost does not
         action = rng.uniform(1.5 * low, 1.5 * high, (n, len(low))).astype("f4")
         step = env.step(torch.from_numpy(action))
