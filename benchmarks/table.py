@@ -92,6 +92,31 @@ def _hardware(hardware: dict) -> str:
 # Tables -------------------------------------------------------------------------------------
 
 
+def gpu(results: Path) -> str:
+    """Speed on a GPU by number of environments, and Go1's time to walk there."""
+    cells = {n: c for n, c in load("gpu", results).items() if not n.startswith("quick")}
+    speed = [c for c in cells.values() if c["config"]["kind"] == "speed"]
+    if not speed:
+        return f"GPU: {NOT_MEASURED}."
+    speed.sort(key=lambda c: (c["config"]["task"], c["config"]["num_envs"]))
+    rows = [
+        [
+            f"{c['config']['task']}, {c['config']['num_envs']:,} environments",
+            f"{c['result']['env_steps_per_s']:,.0f}",
+            f"{c['result']['physics_env_steps_per_s']:,.0f}",
+            f"{c['result']['added_mb']:,.0f} MB",
+        ]
+        for c in speed
+    ]
+    text = markdown(["", "env steps/s", "physics alone", "memory added"], rows)
+    walk = cells.get("walk-go1")
+    if walk:
+        r = walk["result"]
+        said = "passed" if r["verify_passed"] else "failed"
+        text += f"\n\nGo1 from nothing on this GPU: {r['train_wall_s']:.0f} s; `verify` {said}."
+    return text + measured_on(cells)
+
+
 def ppo_speed(results: Path) -> str:
     """Env steps per second of PPO, and wall time of a million steps."""
     cells = load("ppo_speed", results)
@@ -171,7 +196,14 @@ def env_speed(results: Path) -> str:
     if not rows:
         return f"Simulation: {NOT_MEASURED}."
     head = ["", "env steps/s", "times envpool", "times SyncVectorEnv", "times bare physics"]
-    return markdown(head, rows) + measured_on(cells)
+    text = markdown(head, rows)
+    memory = cells.get("Go1-Velocity-Flat-v0-memory")
+    if memory:
+        text += (
+            f"\n\n{memory['config']['num_envs']:,} Go1 environments add "
+            f"{memory['result']['added_mb']:.0f} MB."
+        )
+    return text + measured_on(cells)
 
 
 def install(results: Path) -> str:
@@ -227,6 +259,7 @@ def go1_walk(results: Path) -> str:
 
 TABLES: dict[str, Callable[[Path], str]] = {
     "go1_walk": go1_walk,
+    "gpu": gpu,
     "ppo_speed": ppo_speed,
     "ppo_halfcheetah": ppo_halfcheetah,
     "latency": latency,

@@ -1,0 +1,102 @@
+"""The result tables, each built from small results whose numbers are worked out here."""
+
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks import table
+from benchmarks.ppo_halfcheetah import verdict
+
+
+@pytest.fixture
+def results(tmp_path):
+    def write(benchmark: str, **cells: dict):
+        for name, cell in cells.items():
+            path = tmp_path / benchmark / f"{name.replace('_', '-')}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            record = {
+                "benchmark": benchmark,
+                "hardware": {"cores": 2, "cpu": "Abacus"},
+                "versions": {"torch": "2.13.0", "numpy": "2.0"},
+                "date": "2026-01-02T03:04:05+00:00",
+                "config": {},
+            }
+            path.write_text(json.dumps(record | cell))
+        return tmp_path
+
+    return write
+
+
+@pytest.mark.parametrize("name", table.TABLES)
+def test_what_was_not_measured_is_said(name, tmp_path):
+    assert table.NOT_MEASURED in table.TABLES[name](tmp_path)
+
+
+def test_ppo_speed(results):
+    folder = results(
+        "ppo_speed",
+        rate={
+            "result": {
+                "env_steps_per_s": {
+                    "ours, compiled": {"per_s": 12000.0},
+                    "sb3, DummyVecEnv": {"per_s": 3000.0},
+                },
+                "ratio": {"ours, compiled": 4.0, "sb3, DummyVecEnv": 1.0},
+            }
+        },
+        steps_ours_compiled={"result": {"wall_s": 101.4}},
+    )
+    text = table.ppo_speed(folder)
+    assert "| ctrl-rl, compiled | 12,000 | 4.00 | 101 s |" in text
+    assert "| stable-baselines3, DummyVecEnv | 3,000 | 1.00 | not measured |" in text
+    assert "2 cores of Abacus; torch 2.13.0; 2026-01-02; `python -m benchmarks.ppo_speed`." in text
+
+
+def test_ppo_halfcheetah_judges_from_five_seeds_on(results):
+    seeds = {f"ctrl_rl_s{k}": {"result": {"returns": [100.0 * k]}} for k in range(5)}
+    peers = {f"sb3_s{k}": {"result": {"returns": [100.0, 300.0]}} for k in range(4)}
+    folder = results("ppo_halfcheetah", **seeds, **peers)
+    assert "shown, not judged" in table.ppo_halfcheetah(folder)
+    folder = results("ppo_halfcheetah", sb3_s4={"result": {"returns": [200.0]}})
+    text = table.ppo_halfcheetah(folder)
+    assert "| ctrl-rl | 5 | 0, 100, 200, 300, 400 |" in text
+    # Middle three of 0 .. 400: mean 200; the reference is 200 throughout.
+    assert "Interquartile mean 200 against 200: ratio 1.00" in text
+
+
+def test_verdict_by_hand():
+    v = verdict(np.array([1.0, 2, 3, 4, 100]), np.full(5, 2.0))
+    assert v["iqm"] == 3.0  # (2 + 3 + 4) / 3
+    assert v["ratio"] == 1.5
+    assert v["ci95"][0] < 1.5 < v["ci95"][1]
+    same = verdict(np.full(5, 7.0), np.full(5, 7.0))
+    assert same["ci95"] == (1.0, 1.0)
+
+
+def test_go1_walk(results):
+    axes = ("lin_vel_x", "lin_vel_y", "ang_vel_z")
+    checks = {f"training/rms_{axis}": {"value": 0.1} for axis in axes}
+    checks |= {"training/falls": {"value": 0.005}, "training/drift": {"value": 0.02}}
+    cell = {"train_wall_s": 80.2, "env_steps": 1_600_000, "checks": checks, "verify_passed": True}
+    slow = {**cell, "train_wall_s": 90.2, "verify_passed": False}
+    text = table.go1_walk(results("go1_walk", seed_0={"result": cell}, seed_1={"result": slow}))
+    shared = "1.6 M | 0.5 % | 0.100 | 0.100 | 0.100 | 2.0 cm"
+    assert f"| seed-0 | 80 s | {shared} | passed |" in text
+    assert f"| seed-1 | 90 s | {shared} | not passed |" in text
+    assert "Median of 2 seeds 85 s, worst 90 s." in text
+
+
+def test_fill_replaces_between_the_markers_alone(results):
+    page = "before\n<!-- table: latency -->\nold\n<!-- /table -->\nafter\n"
+    folder = results(
+        "latency", go1={"result": {"us": {"onnxruntime": 8.0, "torch": 32.0}, "ratio": 0.25}}
+    )
+    filled = table.fill(page, folder)
+    assert filled.startswith("before\n<!-- table: latency -->\n| One action")
+    assert "old" not in filled
+    assert "| ratio | 0.25 |" in filled
+    assert filled.endswith("\n<!-- /table -->\nafter\n")
+    assert table.fill(filled, folder) == filled
+    with pytest.raises(ValueError, match="unknown table 'nothing'"):
+        table.fill("<!-- table: nothing -->\n<!-- /table -->", folder)
