@@ -29,7 +29,7 @@ def test_parity_over_200_steps_and_through_resets(task):
     ends = 0
     for k in range(200):
         if k == 5:  # a kick, faster than what hopper and walker show of a velocity
-            v[0, -1] = peers[0].data.qvel[-1] = 25.0
+            v[0, 0] = peers[0].data.qvel[0] = 25.0
         # some actions beyond the limits: motors clamp them, the control cost does not
         action = rng.uniform(1.5 * low, 1.5 * high, (n, len(low))).astype("f4")
         step = env.step(torch.from_numpy(action))
@@ -79,3 +79,24 @@ def test_ant_and_humanoid_feel_the_ground():
         start = sum(t.width for t in env.spec.obs["actor"] if t.name != "contact_forces")
         assert step.next_obs["actor"][:, start:].abs().amax(1).gt(0.01).all()
         assert (step.info.reward_terms["contact"] < 0).all()
+
+
+@pytest.mark.parametrize(
+    ("task", "column", "inside", "outside"),
+    [
+        ("Hopper-v5", 1, (0.71, 5.0), (0.69,)),
+        ("Hopper-v5", 2, (-0.19, 0.19), (-0.21, 0.21)),
+        ("Hopper-v5", 4, (-99.0, 99.0), (-101.0, 101.0)),
+        ("Walker2d-v5", 1, (0.81, 1.99), (0.79, 2.01)),
+        ("Walker2d-v5", 2, (-0.99, 0.99), (-1.01, 1.01)),
+        ("Ant-v5", 2, (0.2, 1.0), (0.199, 1.001)),
+        ("Humanoid-v5", 2, (1.01, 1.99), (1.0, 2.0)),
+    ],
+)
+def test_healthy_range(task, column, inside, outside):
+    env = ctrl_rl.make(task, 1, threads=1)
+    for values, healthy in ((inside, True), (outside, False)):
+        for value in values:
+            env.reset()
+            env.sim.qpos[0, column] = value
+            assert env.is_healthy().item() is healthy
