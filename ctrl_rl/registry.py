@@ -22,6 +22,7 @@ COMMANDS = {
     "eval": "ctrl_rl.commands.eval:main",
     "play": "ctrl_rl.commands.play:main",
     "plot": "ctrl_rl.commands.plot:main",
+    "bench": "ctrl_rl.commands.bench:main",
     "list": "ctrl_rl.commands.list:main",
     "doctor": "ctrl_rl.commands.doctor:main",
 }
@@ -41,11 +42,27 @@ def names(group: str) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for point in sorted(entry_points(group=f"ctrl_rl.{group}"), key=lambda p: p.name):
-        for name, target in point.load().items():
+        for name, target in _load_point(point).items():
             if found.get(name, target) != target:
                 raise RuntimeError(f"{group}: {name!r} stands for {found[name]} and {target}")
             found[name] = target
     return found
+
+
+def _load_point(point) -> dict[str, str]:
+    """The dict behind an entry point; a user's own folder of the package's name is named."""
+    try:
+        return point.load()
+    except (ImportError, AttributeError):
+        package = point.module.partition(".")[0]
+        spec = importlib.util.find_spec(package)
+        places = list(spec.submodule_search_locations or [spec.origin]) if spec else []
+        ours = point.dist.locate_file(package) if point.dist else None
+        if not places or str(ours) in places:
+            raise
+        raise RuntimeError(
+            f"{places[0]} hides the installed package {package!r}; rename it, or run elsewhere"
+        ) from None
 
 
 def load(group: str, name: str) -> Any:

@@ -392,3 +392,12 @@ def test_doctor_says_what_the_machine_has(capsys):
     text = capsys.readouterr().out
     for word in ("torch", "mujoco", "compiler", "rendering", "gpu", "cores", "commands"):
         assert word in text
+
+
+def test_a_folder_that_hides_a_package_is_named(tmp_path):
+    (tmp_path / "robots").mkdir()
+    (tmp_path / "robots" / "__init__.py").touch()
+    words = [sys.executable, "-m", "ctrl_rl.cli", "list"]  # with -m the folder comes first
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1
+    assert f"{tmp_path / 'robots'} hides the installed package 'robots'" in done.stderr
