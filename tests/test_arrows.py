@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import warnings
 from pathlib import Path
 
 import pytest
@@ -183,3 +184,16 @@ def test_lazy_names_are_the_public_ones():
         assert getattr(ctrl_rl, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = ctrl_rl.nothing
+
+
+@pytest.mark.parametrize("module", ["ctrl_rl", "robots.sim.x", "sim2real.card", "offline"])
+def test_a_warning_of_our_packages_is_an_error(module):
+    with pytest.raises(UserWarning, match="ours"):
+        warnings.warn_explicit("ours", UserWarning, "file.py", 1, module=module)
+
+
+@pytest.mark.parametrize("module", ["numpy", "robotsuite", "torch.robots"])
+def test_a_warning_of_others_is_none(module):
+    with warnings.catch_warnings(record=True) as caught:  # the filters stay as they are
+        warnings.warn_explicit("theirs", UserWarning, "file.py", 1, module=module)
+    assert len(caught) == 1
