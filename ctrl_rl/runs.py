@@ -163,7 +163,7 @@ def read_config(folder: Path) -> dict:
         ValueError: not a run folder, or one of another format version.
     """
     path = Path(folder) / "config.json"
-    if not Path(folder).is_dir():
+    if not Path(folder).exists():
         raise ValueError(f"{folder} does not exist")
     if not path.is_file():
         raise ValueError(f"{folder} is not a run folder: it has no config.json")

@@ -233,6 +233,7 @@ def test_load_policy_takes_a_folder_a_checkpoint_or_a_step(trained, tmp_path):
     for path, message in (
         (tmp_path, "not a run folder"),
         (tmp_path / "nothing", "does not exist"),
+        (folder / "metrics.csv", "not a run folder"),
         (tmp_path / "nothing.pt", "does not exist"),
         (tmp_path / "nothing.onnx", "does not exist"),
     ):
