@@ -4,6 +4,8 @@ import math
 from pathlib import Path
 
 import mujoco
+import torch
+from torch import Tensor
 
 from ctrl_rl.spec import Joint, Robot
 
@@ -14,6 +16,12 @@ JOINTS = tuple(f"{leg}_{part}_joint" for leg in LEGS for part in ("hip", "thigh"
 """Joint order of observations and actions."""
 DEFAULT_JOINT_POS = (0.0, 0.9, -1.8) * 4
 """[rad], in the order of `JOINTS`."""
+HIP_OFFSET = (0.1881, 0.04675)
+"""Hip joint from the trunk's centre, forward and sideways; with the leg's signs [m]."""
+THIGH_OFFSET = 0.08
+"""Thigh joint from the hip joint, sideways [m]."""
+LINK = 0.213
+"""Length of thigh and of calf down to the foot's centre [m]."""
 MAX_DELAY = 0.02
 """Longest action delay that the actuators' buffers hold [s]."""
 
@@ -72,3 +80,37 @@ def make_robot(model: mujoco.MjModel) -> Robot:
             )
         )
     return Robot(name="go1", joints=tuple(joints), imu_body="trunk")
+
+
+def leg_heights(joint_pos: Tensor, gravity_b: Tensor, height: Tensor) -> tuple[Tensor, Tensor]:
+    """Forward kinematics of knees and feet, heights only.
+
+    Closed form, so that a task has them of the present state without running MuJoCo's kinematics
+    again; a test holds them to MuJoCo's.
+
+    Args:
+        joint_pos: (N, 12) [rad], in the order of `JOINTS`.
+        gravity_b: unit vector of gravity in the trunk's frame (N, 3).
+        height: of the trunk's centre (N,) [m].
+
+    Returns:
+        Heights of knees and of feet' centres in the world (N, 4) [m], in the order of `LEGS`.
+    """
+    hip, thigh, calf = joint_pos.unflatten(1, (4, 3)).unbind(2)
+    forward = joint_pos.new_tensor(
+        [HIP_OFFSET[0] if leg[0] == "F" else -HIP_OFFSET[0] for leg in LEGS]
+    )
+    side = joint_pos.new_tensor([1.0 if leg[1] == "L" else -1.0 for leg in LEGS])
+    sin_hip, cos_hip = torch.sin(hip), torch.cos(hip)
+    up = -gravity_b[:, :, None]  # the world's z axis in the trunk's frame (N, 3, 1)
+    # In the leg's plane, turned by the hip about x: x forward, y sideways, z up.
+    plane_y, plane_z = side * THIGH_OFFSET, torch.zeros_like(hip)
+    x = forward.expand_as(hip)
+    heights = []
+    for angle in (thigh, thigh + calf):
+        x = x - LINK * torch.sin(angle)
+        plane_z = plane_z - LINK * torch.cos(angle)
+        y = side * HIP_OFFSET[1] + plane_y * cos_hip - plane_z * sin_hip
+        z = plane_y * sin_hip + plane_z * cos_hip
+        heights.append(height[:, None] + x * up[:, 0] + y * up[:, 1] + z * up[:, 2])
+    return heights[0], heights[1]

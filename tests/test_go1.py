@@ -94,6 +94,21 @@ def test_terms_equal_mujocos_own_rotation():
         assert terms["base_lin_vel"][i].numpy() == pytest.approx(out, abs=1e-12)
 
 
+def test_leg_heights_equal_mujocos_kinematics():
+    env = make(num_envs=16, seed=4)
+    rng = torch.Generator().manual_seed(0)
+    env.sim.qpos[:, 2:] += 0.5 * torch.rand(16, 17, dtype=torch.float64, generator=rng)
+    env.sim.qpos[:, 3:7] /= env.sim.qpos[:, 3:7].norm(dim=1, keepdim=True)
+    sites = env.sim.field("site_xpos")
+    env.sim.forward(slice(None))
+    x = env._state(slice(None))
+    knee, foot = go1.leg_heights(env.sim.qpos[:, 7:], x["gravity_b"], env.sim.qpos[:, 2])
+    for k, leg in enumerate(go1.LEGS):
+        for ours, part in ((knee, "knee"), (foot, "foot")):
+            theirs = sites[:, env.sim.model.site(f"{leg}_{part}").id, 2]
+            torch.testing.assert_close(ours[:, k], theirs, atol=1e-12, rtol=0)
+
+
 def test_feet_are_down_at_rest():
     env = make(command_zero_share=1.0)
     for _ in range(100):

@@ -7,8 +7,7 @@ around the default pose at 50 Hz; position control runs in the actuators at the 
 A command is a forward, a sideways and a turning velocity in the body frame. All zero means: stand.
 Then the clock's (sin, cos) reads (0, 0) and all feet belong on the floor.
 
-Sensors and contacts of the critic, the foot heights of the gait reward and the knee heights of the
-terminations are one physics step (5 ms) old; everything the actor sees is current.
+Everything is a function of the state row and the task's own memory, so nothing lags behind.
 """
 
 import dataclasses
@@ -282,7 +281,7 @@ class Go1Velocity(TaskEnv):
 
     def observe_terms(self, rows: Rows) -> dict[str, Tensor]:
         """Raw values in the order of the spec."""
-        x = self._state(rows)
+        x, self._now = self._now or self._state(rows), None
         return {
             "base_ang_vel": x["ang_vel_b"],
             "projected_gravity": x["gravity_b"],
@@ -314,6 +313,7 @@ class Go1Velocity(TaskEnv):
         gravity = -torch.stack(
             [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)], 1
         )
+        knee, foot = go1.leg_heights(q[:, 7:], gravity, q[:, 2])
         return {
             "lin_vel_b": lin_b,
             "ang_vel_b": v[:, 3:6],
@@ -321,7 +321,8 @@ class Go1Velocity(TaskEnv):
             "height": q[:, 2],
             "joint_pos": q[:, 7:] - self.default_joint_pos,
             "joint_vel": v[:, 6:],
-            "foot_height": self.site_pos[rows][:, self.foot_sites, 2] - FOOT_RADIUS,
+            "knee_height": knee,
+            "foot_height": foot - FOOT_RADIUS,
         }
 
     def _clock(self, rows: Rows) -> Tensor:
@@ -341,7 +342,8 @@ class Go1Velocity(TaskEnv):
 
     def reward_terms(self, action: Tensor) -> dict[str, Tensor]:
         """Weighted terms (N,)."""
-        c, w, x = self.config, self.config.rewards, self._state(slice(None))
+        c, w = self.config, self.config.rewards
+        x = self._now = self._state(slice(None))  # the observation reads it too
         walks = self.walks[:, 0]
         self._lin_error = x["lin_vel_b"][:, :2] - self.command[:, :2]
         self._ang_error = x["ang_vel_b"][:, 2] - self.command[:, 2]
@@ -386,7 +388,7 @@ class Go1Velocity(TaskEnv):
         return {
             "trunk_down": lowest_corner < CONTACT_HEIGHT,
             "tilt": gravity[:, 2] > -0.5,  # 60 degrees
-            "knee_down": (self.site_pos[:, self.knee_sites, 2] < 0.02).any(1),
+            "knee_down": (x["knee_height"] < 0.02).any(1),
         }
 
     def metrics(self) -> dict[str, Tensor]:
@@ -422,13 +424,8 @@ class Go1Velocity(TaskEnv):
         self.kd = per_joint(j.kd for j in joints)
         self.effort_limit = per_joint(j.effort_limit for j in joints)
         model = sim.model
-        # Tensors, not lists: an index that must first travel to a GPU makes every step wait.
-        sites = lambda part: torch.tensor(  # noqa: E731
-            [model.site(f"{leg}_{part}").id for leg in go1.LEGS], device=self.device
-        )
-        self.foot_sites, self.knee_sites = sites("foot"), sites("knee")
         self.trunk_half = torch.tensor(TRUNK_HALF, dtype=sim.dtype, device=self.device)
-        self.site_pos = sim.field("site_xpos")
+        self._now: dict[str, Tensor] | None = None
 
         feet = [model.geom(f"{leg}_foot").id for leg in go1.LEGS]
         trunk = model.body("trunk").id
@@ -481,6 +478,7 @@ class Go1Velocity(TaskEnv):
             if len(due):
                 push = self.config.push_velocity
                 self.sim.qvel[due, :2] += self.uniform("push", due, 2, -push, push)
+                self._now = None
                 self.next_push[due] = self._after("push_time", due, self.config.push_interval_s)
 
     def _new_command(self, rows: Rows) -> None:
