@@ -167,12 +167,10 @@ def build_graph(module: nn.Module, obs_size: int) -> onnx.ModelProto:
     # The exporter notes source lines and paths on every node: not needed, and not reproducible.
     for node in model.graph.node:
         del node.metadata_props[:]
-        node.doc_string = ""
     for values in (model.graph.input, model.graph.output, model.graph.value_info):
         for value in values:
             del value.metadata_props[:]
     del model.graph.metadata_props[:]
-    model.graph.doc_string = model.doc_string = ""
     onnx.checker.check_model(model, full_check=True)
     return model
 

@@ -104,6 +104,10 @@ def test_nothing_of_this_machine_is_inside(repository):
     for word in (str(repository), "site-packages", os.path.expanduser("~"), "stack_trace"):
         assert word.encode() not in data
     model = onnx.load(PATH)
+    graph = model.graph
+    for part in (graph, *graph.node, *graph.input, *graph.output, *graph.value_info):
+        assert not part.metadata_props
+        assert not part.doc_string
     assert [n.op_type for n in model.graph.node].count("Gemm") == 2
     assert model.opset_import[0].version == export_module.OPSET
     assert [i.name for i in model.graph.input] == ["obs"]
