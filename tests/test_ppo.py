@@ -210,8 +210,9 @@ def test_single_sample_minibatches_and_equal_advantages():
     ppo = learner(env, small(num_steps=4, num_minibatches=4))
     ppo.update(roll(ppo, env))
     assert all(p.isfinite().all() for p in ppo.networks.parameters())
-    # gamma 0 and an untrained critic that says 0: every advantage is the reward 1.
-    env = Counter(num_envs=2)
+    # gamma 0 and a critic that says 0: every advantage is 0.1, whose mean float32 cannot hold.
+    env = Counter(num_envs=3)
+    env.reward_terms = lambda action: {"tenth": torch.full((3,), 0.1)}
     ppo = learner(env, small(gamma=0.0))
     with torch.no_grad():
         for p in ppo.networks.critic.parameters():
