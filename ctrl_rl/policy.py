@@ -19,10 +19,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ctrl_rl.checkpoints import load_checkpoint
 from ctrl_rl.env import Obs
 from ctrl_rl.networks import MLP
 from ctrl_rl.normalize import Normalizer
-from ctrl_rl.runs import find_checkpoint, load_checkpoint
+from ctrl_rl.runs import find_checkpoint
 from ctrl_rl.spec import Discrete, EnvSpec
 
 FORMAT = 1

@@ -9,7 +9,8 @@ import html
 import json
 from pathlib import Path
 
-from ctrl_rl.runs import read_config, read_metrics, write_text
+from ctrl_rl.checkpoints import write_text
+from ctrl_rl.runs import read_config, read_metrics
 
 STYLE = """
 :root { --ink:#1f2937; --soft:#6b7280; --line:#e5e7eb; --card:#fff; --page:#f6f7f9;

@@ -9,16 +9,11 @@ Run folder:
     checkpoints/step-N.pt     policy section only
     curves.png, video.mp4, evaluation.json, report.html
 
-A checkpoint is written under a temporary name, synced and renamed, so that a kill or a full disk
-leaves the old one. It holds tensors and plain Python values only, so that it is read without
-running any code in it.
-
-Reading order: checkpoint files -> run folder on disk -> `Run`.
+Reading order: run folder on disk -> `Run`. How a checkpoint is written: `ctrl_rl.checkpoints`.
 """
 
 import csv
 import dataclasses
-import io
 import json
 import math
 import os
@@ -28,129 +23,20 @@ import shutil
 import signal
 import subprocess
 import threading
-import time
-from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
 import torch
 
+from ctrl_rl.checkpoints import FORMAT, load_checkpoint, replacing, save_checkpoint, write_text
+from ctrl_rl.progress import Progress
 from ctrl_rl.spec import EnvSpec
-
-FORMAT = 1
-"""Version of checkpoints and of config.json; another one is refused."""
 
 MIN_FREE_BYTES = 256 * 2**20
 """Free disk a run asks for before it starts."""
 
 BEST_KEY = "eval/episode_return"
 """The figure that decides `best.pt`; higher is better."""
-
-
-# Checkpoint files ---------------------------------------------------------------------------
-
-
-def plain(value, where: str = "checkpoint"):
-    """A copy of `value` made of tensors, dict, list, tuple, str, int, float, bool and None.
-
-    Tensors come back detached, on the CPU, without the rest of a shared storage.
-
-    Raises:
-        TypeError: anything else (a numpy float is no float), naming where it stands.
-    """
-    if type(value) in (str, int, float, bool, type(None)):
-        return value
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu()
-        whole = value.numel() * value.element_size() == value.untyped_storage().nbytes()
-        return value if whole else value.clone()
-    if isinstance(value, Mapping):
-        for key in value:
-            if type(key) not in (str, int):
-                raise TypeError(f"{where}: key {key!r} is neither text nor an integer")
-        return {k: plain(v, f"{where}.{k}") for k, v in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(plain(v, f"{where}.{i}") for i, v in enumerate(value))
-    raise TypeError(f"{where} holds a {type(value).__module__}.{type(value).__qualname__}")
-
-
-def save_checkpoint(path: Path, content: dict) -> None:
-    """Write `content` so that `path` always holds either the old or the whole new file.
-
-    Raises:
-        TypeError: a value that `plain` refuses; nothing is written.
-        OSError: the disk is full or unwritable; the old file stands.
-    """
-    buffer = io.BytesIO()  # torch would report a full disk as an error of its own
-    torch.save(plain({"format": FORMAT, **content}), buffer)
-    with _replacing(path, "wb") as file:
-        file.write(buffer.getbuffer())
-
-
-def load_checkpoint(path: Path) -> dict:
-    """Read a checkpoint; tensors on the CPU. No code in the file is run.
-
-    Raises:
-        ValueError: no such file, not a checkpoint, damaged, or of another format version.
-    """
-    if not path.is_file():
-        raise ValueError(f"{path} does not exist")
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds for many sorts of damage
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(f"{path} is damaged or not a checkpoint: {reason}") from None
-    if not isinstance(content, dict) or "format" not in content:
-        raise ValueError(f"{path} is not a checkpoint of ctrl-rl")
-    if content["format"] != FORMAT:
-        raise ValueError(
-            f"{path} has checkpoint format {content['format']}, this version reads {FORMAT}"
-        )
-    return content
-
-
-class _replacing:
-    """A file opened under a temporary name that takes its real one when all went well."""
-
-    def __init__(self, path: Path, mode: str = "w") -> None:
-        self.path, self.mode = path, mode
-        self.temporary = path.with_name(path.name + ".tmp")
-
-    def __enter__(self):
-        self.file = open(self.temporary, self.mode)
-        return self.file
-
-    def __exit__(self, kind, error, trace) -> None:
-        try:
-            if kind is None:
-                self.file.flush()
-                os.fsync(self.file.fileno())
-        except OSError:
-            kind = OSError
-            raise
-        finally:
-            self.file.close()
-            if kind is not None:
-                self.temporary.unlink(missing_ok=True)
-        if kind is None:
-            os.replace(self.temporary, self.path)
-            _sync_folder(self.path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename survive a power cut; Windows has no such call."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace a text file in one go."""
-    with _replacing(path) as file:
-        file.write(text)
 
 
 # The run folder on disk ---------------------------------------------------------------------
@@ -310,7 +196,7 @@ class Run:
         self._best: float = -math.inf
         self._resume = resume
         self._init_from = None if init_from is None else Path(init_from)
-        self._console = _Console() if console and folder is not None else None
+        self._console = Progress() if console and folder is not None else None
         self._new_folders: list[Path] = []
         if self.folder is not None:
             missing = (f for f in (self.folder, *self.folder.parents) if not f.exists())
@@ -587,7 +473,7 @@ class Run:
         if self._csv is not None:
             self._csv.close()
         path = self.folder / "metrics.csv"
-        with _replacing(path) as file:
+        with replacing(path) as file:
             writer = csv.DictWriter(file, self._columns, lineterminator="\n")
             writer.writeheader()
             writer.writerows(self.rows)
@@ -634,7 +520,7 @@ def _claim(folder: Path, resume: bool) -> None:
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _replacing(folder / ".writable") as file:
+        with replacing(folder / ".writable") as file:
             file.write("x")
         (folder / ".writable").unlink()
         free = shutil.disk_usage(folder).free
@@ -644,87 +530,3 @@ def _claim(folder: Path, resume: bool) -> None:
         raise ValueError(
             f"only {free / 2**20:.0f} MiB free for {folder}; a run needs {MIN_FREE_BYTES >> 20} MiB"
         )
-
-
-class _Console:
-    """A progress bar on a terminal, otherwise a plain line every few seconds."""
-
-    PLAIN_EVERY = 5.0  # [s]
-    SHOWN = (  # key, label, format
-        ("eval/episode_return", "eval return", ".2f"),
-        ("rollout/episode_return", "return", ".2f"),
-        ("rollout/episode_length", "length", ".0f"),
-        ("policy/kl", "kl", ".4f"),
-    )
-
-    def __init__(self) -> None:
-        from rich.console import Console
-
-        self.console = Console()
-        self.bar = None
-
-    def start(self, total: int, step: int) -> None:
-        """Begin to count at `step`."""
-        self.total, self.first, self.began = total, step, time.monotonic()
-        self.shown_at, self.last_row, self.seen = -math.inf, None, {}
-        if self.console.is_terminal:
-            from rich.progress import (
-                BarColumn,
-                MofNCompleteColumn,
-                Progress,
-                TextColumn,
-                TimeElapsedColumn,
-                TimeRemainingColumn,
-            )
-
-            self.bar = Progress(
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[rate]}"),
-                TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(compact=True),
-                TextColumn("{task.fields[figures]}"),
-                console=self.console,
-                auto_refresh=False,
-            )
-            self.task = self.bar.add_task("train", total=total, completed=step, rate="", figures="")
-            self.bar.start()
-
-    def show(self, step: int, row: dict[str, float]) -> None:
-        """The state of training, at most twice a second (bar) or every few seconds (lines)."""
-        self.seen.update(row)
-        now = time.monotonic()
-        pause = 0.5 if self.bar else self.PLAIN_EVERY
-        last = step >= self.total and row is not self.last_row
-        if now - self.shown_at < pause and not last:
-            return
-        self.shown_at, self.last_row = now, row
-        rate = (step - self.first) / max(now - self.began, 1e-9)
-        figures = "  ".join(
-            f"{label} {self.seen[key]:{form}}"
-            for key, label, form in self.SHOWN
-            if key in self.seen
-        )
-        if self.bar:
-            self.bar.update(self.task, completed=step, rate=f"{rate:,.0f}/s", figures=figures)
-            self.bar.refresh()
-        else:
-            left = (self.total - step) / max(rate, 1e-9)
-            self.say(
-                f"{step:>12,} / {self.total:,}  {rate:,.0f} steps/s  "
-                f"left {max(left, 0) // 60:.0f}:{max(left, 0) % 60:02.0f}  {figures}"
-            )
-
-    def say(self, line: str) -> None:
-        """One line, above the bar."""
-        if self.bar:
-            self.console.print(line, highlight=False, markup=False)
-        else:
-            print(line, flush=True)
-
-    def stop(self) -> None:
-        """Leave the terminal as it was."""
-        if self.bar:
-            self.bar.stop()
-            self.bar = None

@@ -20,10 +20,11 @@ from torch import Tensor, nn
 
 import ctrl_rl
 from ctrl_rl import registry
+from ctrl_rl.checkpoints import load_checkpoint
 from ctrl_rl.commands.train import rebuild
 from ctrl_rl.making import make
 from ctrl_rl.policy import OnnxPolicy, Policy, load_policy
-from ctrl_rl.runs import find_checkpoint, load_checkpoint, read_config
+from ctrl_rl.runs import find_checkpoint, read_config
 from sim2real.card import TOLERANCE, Card, action_difference
 from sim2real.runtime import Network
 

@@ -9,9 +9,10 @@ import torch
 
 import ctrl_rl
 from ctrl_rl import ppo
+from ctrl_rl.checkpoints import load_checkpoint, save_checkpoint
 from ctrl_rl.networks import MLP
 from ctrl_rl.policy import OnnxPolicy, Policy, check_fits, load_policy
-from ctrl_rl.runs import Run, load_checkpoint, save_checkpoint
+from ctrl_rl.runs import Run
 from ctrl_rl.spec import ActionDim, Discrete, EnvSpec, ObsTerm
 
 SPEC = EnvSpec(

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 import ctrl_rl
-from ctrl_rl import ppo, runs
+from ctrl_rl import checkpoints, ppo, runs
+from ctrl_rl.checkpoints import load_checkpoint, plain, save_checkpoint
 from ctrl_rl.commands import train
-from ctrl_rl.runs import Run, load_checkpoint, plain, read_metrics, save_checkpoint
+from ctrl_rl.runs import Run, read_metrics
 
 TRAIN = (
     "Pendulum-v0 --num-envs 4 --algo.num-steps 16 --algo.hidden 8 --algo.num-minibatches 2"
@@ -101,18 +102,18 @@ def test_kill_while_saving_leaves_a_whole_checkpoint(tmp_path, moment):
         kill = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
         if moment == "half written":
 
-            class Half(runs.io.BytesIO):
+            class Half(checkpoints.io.BytesIO):
                 def getbuffer(self):
                     whole = super().getvalue()
                     with open(path.with_name("last.pt.tmp"), "wb") as file:
                         file.write(whole[: len(whole) // 2])
                     kill()
 
-            runs.io.BytesIO = Half
+            checkpoints.io.BytesIO = Half
         elif moment == "written":
-            runs.os.replace = kill
+            checkpoints.os.replace = kill
         else:
-            runs._sync_folder = kill
+            checkpoints._sync_folder = kill
         try:
             save_checkpoint(path, {"step": 2, "w": torch.zeros(10_000)})
         finally:

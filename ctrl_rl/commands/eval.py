@@ -45,11 +45,12 @@ def main(args: Eval) -> dict:
 
     torch.set_num_threads(args.torch_threads)
     from ctrl_rl import registry
+    from ctrl_rl.checkpoints import load_checkpoint
     from ctrl_rl.evaluation import EVALUATION_SEED, evaluate
     from ctrl_rl.making import make
     from ctrl_rl.policy import load_policy
     from ctrl_rl.report import add_evaluation, write_report
-    from ctrl_rl.runs import find_checkpoint, load_checkpoint
+    from ctrl_rl.runs import find_checkpoint
 
     policy = load_policy(args.policy, args.checkpoint)
     task = args.task or policy.spec.task

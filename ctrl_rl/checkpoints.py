@@ -1,0 +1,119 @@
+"""Files that survive a kill or a full disk, and hold nothing but data.
+
+A file is written under a temporary name, synced and renamed, so that its own name always stands
+for something whole. A checkpoint holds tensors and plain Python values only, so that it is read
+without running any code in it.
+"""
+
+import io
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+FORMAT = 1
+"""Version of checkpoints and of config.json; another one is refused."""
+
+
+def plain(value, where: str = "checkpoint"):
+    """A copy of `value` made of tensors, dict, list, tuple, str, int, float, bool and None.
+
+    Tensors come back detached, on the CPU, without the rest of a shared storage.
+
+    Raises:
+        TypeError: anything else (a numpy float is no float), naming where it stands.
+    """
+    if type(value) in (str, int, float, bool, type(None)):
+        return value
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+        whole = value.numel() * value.element_size() == value.untyped_storage().nbytes()
+        return value if whole else value.clone()
+    if isinstance(value, Mapping):
+        for key in value:
+            if type(key) not in (str, int):
+                raise TypeError(f"{where}: key {key!r} is neither text nor an integer")
+        return {k: plain(v, f"{where}.{k}") for k, v in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(plain(v, f"{where}.{i}") for i, v in enumerate(value))
+    raise TypeError(f"{where} holds a {type(value).__module__}.{type(value).__qualname__}")
+
+
+def save_checkpoint(path: Path, content: dict) -> None:
+    """Write `content` so that `path` always holds either the old or the whole new file.
+
+    Raises:
+        TypeError: a value that `plain` refuses; nothing is written.
+        OSError: the disk is full or unwritable; the old file stands.
+    """
+    buffer = io.BytesIO()  # torch would report a full disk as an error of its own
+    torch.save(plain({"format": FORMAT, **content}), buffer)
+    with replacing(path, "wb") as file:
+        file.write(buffer.getbuffer())
+
+
+def load_checkpoint(path: Path) -> dict:
+    """Read a checkpoint; tensors on the CPU. No code in the file is run.
+
+    Raises:
+        ValueError: no such file, not a checkpoint, damaged, or of another format version.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many kinds for many sorts of damage
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(f"{path} is damaged or not a checkpoint: {reason}") from None
+    if not isinstance(content, dict) or "format" not in content:
+        raise ValueError(f"{path} is not a checkpoint of ctrl-rl")
+    if content["format"] != FORMAT:
+        raise ValueError(
+            f"{path} has checkpoint format {content['format']}, this version reads {FORMAT}"
+        )
+    return content
+
+
+class replacing:
+    """A file opened under a temporary name that takes its real one when all went well."""
+
+    def __init__(self, path: Path, mode: str = "w") -> None:
+        self.path, self.mode = path, mode
+        self.temporary = path.with_name(path.name + ".tmp")
+
+    def __enter__(self):
+        self.file = open(self.temporary, self.mode)
+        return self.file
+
+    def __exit__(self, kind, error, trace) -> None:
+        try:
+            if kind is None:
+                self.file.flush()
+                os.fsync(self.file.fileno())
+        except OSError:
+            kind = OSError
+            raise
+        finally:
+            self.file.close()
+            if kind is not None:
+                self.temporary.unlink(missing_ok=True)
+        if kind is None:
+            os.replace(self.temporary, self.path)
+            _sync_folder(self.path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename survive a power cut; Windows has no such call."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a text file in one go."""
+    with replacing(path) as file:
+        file.write(text)
