@@ -130,7 +130,11 @@ def _commit() -> str | None:
 def _hardware() -> dict:
     """Processor, usable cores, memory, accelerator."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    hardware = {"system": platform.platform(), "cpu": platform.processor(), "cores": cores}
+    hardware = {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": platform.processor(),
+        "cores": cores,
+    }
     try:
         found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
         hardware["cpu"] = found.group(1) if found else hardware["cpu"]
