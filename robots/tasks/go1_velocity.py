@@ -158,7 +158,7 @@ class Go1VelocityConfig:
     """Foot clearance at mid-swing [m]."""
     base_height: float = 0.28
     """[m]"""
-    tracking_variance: float = 0.2
+    tracking_variance: float = 0.15
     """Width of the tracking rewards [(m/s)^2, (rad/s)^2]."""
     rewards: Rewards = Rewards()
     friction: tuple[float, float] = (0.5, 1.25)
@@ -206,12 +206,13 @@ class Go1Velocity(TaskEnv):
     presets = {
         "ppo": {
             "num_envs": 512,
-            "total_steps": 1_600_000,
+            "total_steps": 2_000_000,
+            "eval_every": 1_000_000,
             "num_steps": 16,
             "num_epochs": 5,
             "num_minibatches": 4,
             "learning_rate": 1e-3,
-            "target_kl": 0.02,
+            "target_kl": 0.03,
             "gamma": 0.97,
             "entropy_coef": 0.005,
             "hidden": (128, 128),
