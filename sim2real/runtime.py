@@ -114,6 +114,9 @@ def load(path: str | Path) -> "tuple[Callable[[np.ndarray], np.ndarray], Card]":
         card.check(network)
     except CardError as error:
         raise CardError(f"{path}: {error}") from None
+    except Exception as error:  # of onnxruntime: an input of another type, a node that fails
+        reason = str(error).strip().splitlines()[0]
+        raise CardError(f"{path}: the graph does not run on the card's data ({reason})") from None
     return network, card
 
 

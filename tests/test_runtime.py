@@ -285,6 +285,20 @@ def fix_batch(model):
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
 
 
+def double_input(model):
+    model.graph.input[0].type.tensor_type.elem_type = TensorProto.DOUBLE
+    cast = helper.make_node("Cast", ["obs"], ["obs_single"], to=TensorProto.FLOAT)
+    for node in model.graph.node:
+        node.input[:] = ["obs_single" if name == "obs" else name for name in node.input]
+    model.graph.node.insert(0, cast)
+
+
+def failing_node(model):
+    model.graph.node[-1].output[0] = "all"
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([99]), "absent"))
+    model.graph.node.append(helper.make_node("Gather", ["all", "absent"], ["actions"], axis=1))
+
+
 def other_weights(model):
     tensor = next(t for t in model.graph.initializer if list(t.dims) == [3])
     values = onnx.numpy_helper.to_array(tensor) + np.float32(0.01)
@@ -306,6 +320,8 @@ def cut_card(model):
         (add_input, "h_in"),
         (rename_output, "logits"),
         (fix_batch, r"\[1, 29\]"),
+        (double_input, "does not run"),
+        (failing_node, "does not run"),
         (other_weights, "differ by"),
         (no_card, "ctrl_rl_card"),
         (cut_card, "damaged"),
