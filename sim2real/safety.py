@@ -32,6 +32,8 @@ from sim2real.runtime import (
     projected_gravity,
 )
 
+QUAT_TOLERANCE = 0.1  # [-] of an orientation's length from 1; a sensor's rounding is far below
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -203,9 +205,6 @@ class Guard:
         bad_pos, bad_vel, bad_target = ~np.isfinite(pos), ~np.isfinite(vel), ~np.isfinite(wanted)
         self._latch(bad_pos.any(1), lambda i: f"position of {self._names(bad_pos[i])} is no number")
         self._latch(bad_vel.any(1), lambda i: f"velocity of {self._names(bad_vel[i])} is no number")
-        self._latch(
-            bad_target.any(1), lambda i: f"target of {self._names(bad_target[i])} is no number"
-        )
         age, longest = now - reading.time, limits.max_age_steps * self.step_dt
         if not -self.step_dt <= age <= longest:
             text = f"the reading is {1e3 * age:.0f} ms old (at most {1e3 * longest:.0f} ms)"
@@ -217,15 +216,34 @@ class Guard:
                 f"(at most {1e3 * longest:.0f} ms)"
             )
             self._latch(~self._fresh, lambda i: late)
+        if reading.gyro is not None:
+            gyro = np.reshape(reading.gyro, (self.num_robots, 3))
+            self._latch(
+                ~np.isfinite(gyro).all(1), lambda i: "the gyro's angular velocity is no number"
+            )
         if self._tilts:
-            if reading.quat is None and reading.gravity is None:
-                self._latch(everyone, lambda i: "the reading has no orientation")
-                return
-            with np.errstate(invalid="ignore", divide="ignore"):
-                upright = -projected_gravity(reading, self._imu_to_base, self.num_robots)[:, 2]
+            self._find_tilt(reading, everyone)
+        # Last, for a target is no number where a reading is none: that cause says more.
+        self._latch(
+            bad_target.any(1), lambda i: f"target of {self._names(bad_target[i])} is no number"
+        )
+
+    def _find_tilt(self, reading: Reading, everyone) -> None:
+        """Latch the stop where the base is tilted or its orientation cannot be trusted."""
+        if reading.quat is None and reading.gravity is None:
+            self._latch(everyone, lambda i: "the reading has no orientation")
+            return
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            upright = -projected_gravity(reading, self._imu_to_base, self.num_robots)[:, 2]
             self._latch(
                 ~(upright >= self._min_upright), lambda i: self._tilt_cause(float(upright[i]))
             )
+            if reading.quat is not None:
+                length = np.linalg.norm(np.reshape(reading.quat, (self.num_robots, 4)), axis=1)
+                self._latch(
+                    ~(np.abs(length - 1) <= QUAT_TOLERANCE),
+                    lambda i: f"the orientation is a quaternion of length {length[i]:.3g}, not 1",
+                )
 
     def _tilt_cause(self, upright: float) -> str:
         if math.isnan(upright):

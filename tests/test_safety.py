@@ -26,7 +26,8 @@ class Bench:
 
     def __call__(self, wanted=DEFAULT, *, pos=DEFAULT, vel=0.0, age=0.0, gap=DT, **orientation):
         self.now += gap
-        orientation = orientation or {"quat": np.array([1.0, 0, 0, 0])}
+        if orientation.keys() <= {"gyro"}:
+            orientation["quat"] = np.array([1.0, 0, 0, 0])
         reading = Reading(
             time=self.now - age,
             joint_pos=np.array(pos, float),
@@ -111,6 +112,12 @@ def test_a_joint_that_is_too_fast_is_only_braked():
         ({"quat": tilted(180)}, "tilt of 180 degrees"),
         ({"quat": np.array([np.nan, 0, 0, 0])}, "orientation is no number"),
         ({"quat": np.zeros(4)}, "orientation is no number"),
+        ({"quat": np.array([0.8, 0, 0, 0])}, "quaternion of length 0.8"),
+        ({"quat": np.array([1e200, 0, 0, 0])}, "quaternion of length inf"),
+        ({"gyro": np.array([0.0, np.inf, 0.0])}, "gyro's angular velocity"),
+        # a broken reading makes the target no number, too; the reading is named
+        ({"gyro": np.array([np.nan, 0, 0]), "wanted": [np.nan] * 3}, "gyro's angular velocity"),
+        ({"quat": np.zeros(4), "wanted": [np.nan] * 3}, "orientation is no number"),
         ({"gravity": np.array([1.0, 0.0, 0.0])}, "tilt of 90"),
         ({"quat": None}, "no orientation"),
         ({"pos": [0.3, 5.0, 0.2]}, "no safe target for a"),
