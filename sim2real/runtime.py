@@ -362,6 +362,8 @@ class LoopReport:
     """Why the guard stopped the robot, if it did."""
 
     def __str__(self) -> str:
+        if not len(self.begin):
+            return f"steps           0\nsafety          {self.stopped or 'never stopped the robot'}"
         period = np.diff(self.begin) if len(self.begin) > 1 else np.array([math.nan])
         ms = lambda x: f"{1e3 * x:.3f} ms"  # noqa: E731
         return "\n".join(

@@ -453,6 +453,35 @@ def test_a_stop_is_reported():
     assert "missed" in str(report) or "old" in str(report)
 
 
+def test_a_reading_that_grew_old_while_the_policy_thought_is_not_acted_on():
+    # read and network take 0.1 s; at most 0.06 s are allowed, and this very command is damped
+    _, bench, _ = play(work=[0.0, 0.1], seconds=0.1, limits=Limits(soft_start_s=0.0))
+    assert bench.sent[0].kp.all()
+    assert not bench.sent[1].kp.any()
+
+
+def test_after_a_released_stop_the_policy_begins_anew():
+    clock = Clock()
+    bench, spec = Bench(clock), make_spec()
+    controller = Controller(lambda obs: np.ones((1, 3), np.float32), make_card(spec), NAMES)
+    guard = Guard(spec, NAMES, Limits(soft_start_s=0.03))
+
+    def command(t):
+        if 0.09 < t < 0.11:
+            guard.stop("button")
+            guard.reset()
+        return [0.5, 0.0]
+
+    run(bench, controller, guard, command, 0.18, clock=clock, sleep=clock.sleep)
+    # released at 0.1 s, brought to its pose until 0.14 s; then the policy acts once, at 0.16 s
+    assert controller.observer.steps[0] == 1
+
+
+def test_a_loop_without_a_step_has_a_report():
+    report, _, _ = play(seconds=0.0)
+    assert str(report).startswith("steps           0")
+
+
 def test_robot_of_the_spec_is_not_changed_by_the_order_of_joints():
     shuffled = Robot(name="toy", joints=JOINTS[::-1], imu_body="trunk")
     reading = Reading(time=0.0, **reading_values())
