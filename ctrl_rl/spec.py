@@ -199,7 +199,8 @@ class Robot:
         who = f"robot {self.name!r}"
         _require(_distinct(j.name for j in self.joints), who, "a joint's name stands twice")
         length = math.hypot(*self.imu_quat)
-        _require(abs(length - 1) < 1e-6, who, "imu_quat must have length 1")
+        unit = len(self.imu_quat) == 4 and abs(length - 1) < 1e-6
+        _require(unit, who, "imu_quat must be wxyz of length 1")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -216,7 +216,12 @@ def test_a_bad_spec_is_refused_with_its_task(change, message):
         (
             Robot,
             {"name": "r", "joints": (), "imu_body": "b", "imu_quat": (1.0, 1.0, 0.0, 0.0)},
-            "imu_quat must have length 1",
+            "imu_quat must be wxyz of length 1",
+        ),
+        (
+            Robot,
+            {"name": "r", "joints": (), "imu_body": "b", "imu_quat": (1.0, 0.0, 0.0)},
+            "imu_quat must be wxyz of length 1",
         ),
     ],
     ids=str,
