@@ -7,6 +7,7 @@ without running any code in it.
 
 import io
 import os
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -62,6 +63,9 @@ def load_checkpoint(path: Path) -> dict:
     if not path.is_file():
         raise ValueError(f"{path} does not exist")
     try:
+        with zipfile.ZipFile(path) as archive:  # torch itself skips the checksums
+            if broken := archive.testzip():
+                raise ValueError(f"wrong checksum of {broken}")
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds for many sorts of damage
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

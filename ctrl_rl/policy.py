@@ -109,6 +109,8 @@ class Policy:
             )
         if section["kind"] not in KINDS:
             raise ValueError(f"unknown kind of policy {section['kind']!r}; known: {KINDS}")
+        if not section["weights"]:
+            raise ValueError("the policy section holds no weights")
         self._section = section
         self.spec = EnvSpec.from_json(section["spec"])
         self.group = section["group"]
@@ -231,6 +233,8 @@ def load_policy(path: str | Path, checkpoint: str | None = None) -> Policy | Onn
     if path.suffix != ".pt":
         path = find_checkpoint(path, checkpoint)
     content = load_checkpoint(path)
+    if "policy" not in content:
+        raise ValueError(f"{path} holds no policy")
     try:
         return Policy.from_section(content["policy"])
     except (ValueError, KeyError, TypeError) as error:

@@ -448,14 +448,14 @@ def train(
     """
     run = Run() if run is None else run
     ppo = PPO(config, env.spec, env.device)
+    if initial := run.initial(env.spec):
+        ppo.warm_start(initial)
     run.start(METRICS, config, env, "ppo")
     step = 0
     if saved := run.restore():
         step = saved["step"]
         ppo.load_state_dict(saved["learner"])
         env.load_state_dict(saved["env"])
-    elif initial := run.initial():
-        ppo.warm_start(initial)
     while step < config.total_steps and not run.stopping(step):
         began = time.perf_counter()
         rollout, metrics = collect(ppo.act, env, ppo.draw_noise())

@@ -153,8 +153,8 @@ def _hardware() -> dict:
 class Run:
     """The log and memory of one training run.
 
-    A trainer calls, in this order: `start`, `restore`, then per iteration `log`, `due`, `save`
-    until `stopping` or its last step, then `finish`.
+    A trainer calls, in this order: `initial`, `start`, `restore`, then per iteration `log`, `due`,
+    `save` until `stopping` or its last step, then `finish`.
 
     Args:
         folder: the run folder; None keeps the log in memory and writes nothing.
@@ -196,7 +196,7 @@ class Run:
         self._interrupted = False
         self._handlers: dict = {}
         self._columns: list[str] = []
-        self._csv = self._tensorboard = self._checkpoint = self._initial = None
+        self._csv = self._tensorboard = self._checkpoint = None
         self._best: float = -math.inf
         self._resume = resume
         self._init_from = None if init_from is None else Path(init_from)
@@ -213,6 +213,22 @@ class Run:
             last = self.folder / "checkpoints" / "last.pt"
             if resume and last.is_file():
                 self._checkpoint = load_checkpoint(last)
+            elif resume and any(last.parent.glob("*.pt")):
+                raise ValueError(f"{last} is missing: there is nothing to go on from")
+
+    def initial(self, spec: EnvSpec) -> dict | None:
+        """The learner's state in the run named by `init_from`; None where there is none.
+
+        Raises:
+            ValueError: `init_from` is no run, or one with another observation or action.
+        """
+        if self._init_from is None or self._checkpoint is not None:
+            return None
+        from ctrl_rl.policy import check_same_shape
+
+        config = read_config(self._init_from)
+        check_same_shape(EnvSpec.from_dict(config["spec"]), spec, spec.obs)
+        return load_checkpoint(find_checkpoint(self._init_from, "last"))["learner"]
 
     def start(self, metrics: dict[str, str], config, env, algo: str) -> None:
         """Declare what will be logged and write config.json.
@@ -225,8 +241,8 @@ class Run:
             algo: name of the algorithm.
 
         Raises:
-            ValueError: a resumed run was made by another algorithm, task, size or configuration,
-                or `init_from` does not fit.
+            ValueError: a resumed run, or the checkpoint in its folder, was made by another
+                algorithm, task, size or configuration; nothing was changed.
         """
         self.metrics = dict(metrics)
         self._patterns = [
@@ -237,13 +253,15 @@ class Run:
         for kind, parts in (("eval", 5), ("checkpoint", 10)):
             if self._every[kind] is None:
                 self._every[kind] = max(self.total_steps // parts, 1)
-        self._initial = self._load_initial(env.spec)
         if self.folder is None:
             return
         # Through JSON once, so that what is compared is what a later resume will read.
         record = json.loads(json.dumps(self._record(config, env, algo)))
         if self._resume:
-            self._check_same(record, read_config(self.folder))
+            self._check_same(record, read_config(self.folder), "was started with")
+            if self._checkpoint:
+                made = json.loads(self._checkpoint["config"])
+                self._check_same(record, made, "holds a checkpoint of a run with")
         write_text(self.folder / "config.json", json.dumps(record, indent=1) + "\n")
         (self.folder / "checkpoints").mkdir(exist_ok=True)
         self._open_logs(self._checkpoint["step"] if self._checkpoint else 0)
@@ -261,10 +279,6 @@ class Run:
         self._best = content["best"]
         self._last_due = dict.fromkeys(self._last_due, content["step"])
         return {key: content[key] for key in ("step", "policy", "learner", "env")}
-
-    def initial(self) -> dict | None:
-        """The learner's state in the run named by `init_from`; None where there is none."""
-        return self._initial
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Add figures at an env step; a second call at the same step adds to the row.
@@ -396,16 +410,6 @@ class Run:
                 return
             folder.rmdir()
 
-    def _load_initial(self, spec: EnvSpec) -> dict | None:
-        """Raises ValueError if `init_from` is no run, or one with another observation or action."""
-        if self._init_from is None or self._resume:
-            return None
-        from ctrl_rl.policy import check_same_shape
-
-        config = read_config(self._init_from)
-        check_same_shape(EnvSpec.from_dict(config["spec"]), spec, spec.obs)
-        return load_checkpoint(find_checkpoint(self._init_from, "last"))["learner"]
-
     def _record(self, config, env, algo: str) -> dict:
         """What config.json holds."""
         spec = env.spec
@@ -430,7 +434,7 @@ class Run:
             **provenance(),
         }
 
-    def _check_same(self, new: dict, old: dict) -> None:
+    def _check_same(self, new: dict, old: dict, verb: str) -> None:
         """A resumed run may be longer; nothing else that decides it may differ."""
         total, before = (record["algo_config"]["total_steps"] for record in (new, old))
         if total < before:
@@ -445,7 +449,7 @@ class Run:
             for key, before, now in pairs:
                 if before != now:
                     raise ValueError(
-                        f"{self.folder} was started with another {key}"
+                        f"{self.folder} {verb} another {key}"
                         + (
                             f" ({before!r}, now {now!r})"
                             if not isinstance(now, (dict, list))

@@ -149,6 +149,12 @@ def test_a_full_disk_loses_nothing(tmp_path, env):
     assert again.restore()["step"] == 10
 
 
+def flipped(content: bytes) -> bytes:
+    """One bit wrong in the middle, amid the numbers of a tensor."""
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
 def test_damaged_and_foreign_checkpoints_are_one_line(tmp_path):
     path = tmp_path / "x.pt"
 
@@ -161,6 +167,7 @@ def test_damaged_and_foreign_checkpoints_are_one_line(tmp_path):
     cases = {
         "does not exist": None,
         "damaged or not a checkpoint": whole[: len(whole) // 2],
+        "wrong checksum of .*data/0": flipped(whole),
         "damaged or not a checkpoint: ": pickle.dumps(Evil()),
     }
     for message, content in cases.items():
@@ -458,6 +465,40 @@ def test_init_from_takes_weights_and_statistics_and_nothing_else(tmp_path):
     assert not (tmp_path / "c").exists()
     with pytest.raises(ValueError, match="other networks"):
         train.main(["Pendulum-v0", "--algo.hidden", "9", *source, str(tmp_path / "d")])
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_warm_start_killed_before_its_first_checkpoint_is_warm_again(tmp_path, monkeypatch):
+    trained(tmp_path / "a", *TRAIN, "--total-steps", "128")
+    words = [*TRAIN, "--total-steps", "128", "--init-from", str(tmp_path / "a")]
+    whole, _ = trained(tmp_path / "whole", *words)
+    save = Run.save
+    monkeypatch.setattr(Run, "save", lambda *_: (_ for _ in ()).throw(MemoryError))
+    with pytest.raises(MemoryError):
+        trained(tmp_path / "parts", *words)
+    monkeypatch.setattr(Run, "save", save)
+    resumed, _ = trained(tmp_path / "parts", "--resume", str(tmp_path / "parts"))
+    same(without_config(resumed), without_config(whole))
+
+
+def test_a_checkpoint_of_another_run_is_refused_and_the_log_stays(tmp_path):
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    trained(mine, *TRAIN, "--total-steps", "192")
+    log = (mine / "metrics.csv").read_bytes()
+    for words, message in (
+        ((*TRAIN, "--seed", "3"), r"holds a checkpoint of a run with another seed \(3, now 0\)"),
+        (("CartPole-SwingUp-v0", *TRAIN[1:]), "holds a checkpoint of a run with another task"),
+    ):
+        trained(other, *words, "--total-steps", "64")
+        shutil.copy(other / "checkpoints" / "last.pt", mine / "checkpoints" / "last.pt")
+        shutil.rmtree(other)
+        with pytest.raises(ValueError, match=message):
+            train.main(["--resume", str(mine)])
+        assert (mine / "metrics.csv").read_bytes() == log
+    (mine / "checkpoints" / "last.pt").unlink()
+    with pytest.raises(ValueError, match="last.pt is missing"):
+        train.main(["--resume", str(mine)])
+    assert (mine / "metrics.csv").read_bytes() == log
 
 
 def test_provenance_names_commit_and_versions():
