@@ -28,9 +28,20 @@ def make(
 
     Raises:
         NotFound: unknown task, with the nearest name.
-        ValueError: a backend or device the task cannot use.
+        ValueError: a device that is not there, or a backend or device the task cannot use.
     """
-    return registry.load("tasks", task)(
+    task_class = registry.load("tasks", task)
+    import torch
+
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        kind = None
+    if kind not in ("cpu", "cuda"):
+        raise ValueError(f"unknown device {str(device)!r}; use cpu or cuda")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {str(device)!r}: torch finds no GPU here; see ctrl-rl doctor")
+    return task_class(
         config,
         num_envs=num_envs,
         backend=backend,

@@ -39,6 +39,10 @@ class Bench:
     def __post_init__(self) -> None:
         if not 0 < self.seconds < float("inf"):
             raise ValueError(f"seconds must be positive, not {self.seconds}")
+        for name in ("num_envs", "torch_threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
 
 
 def main(args: Bench) -> dict:

@@ -36,6 +36,12 @@ class Eval:
     torch_threads: int = 1
     """Threads of torch."""
 
+    def __post_init__(self) -> None:
+        for name in ("episodes", "num_envs", "torch_threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+
 
 def main(args: Eval) -> dict:
     """Play the episodes, print the figures, keep those of a run in its evaluation.json."""

@@ -82,8 +82,6 @@ def main(argv: list[str]) -> dict:
     import torch
 
     torch.set_num_threads(flags.torch_threads)
-    if torch.device(flags.device).type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"--device {flags.device}: torch finds no GPU here; see ctrl-rl doctor")
     from ctrl_rl.making import make
     from ctrl_rl.runs import Run
 
