@@ -100,7 +100,6 @@ def gait(path: Path) -> dict:
     obs = env.observe()
     for step in range(300):
         env.command[:] = torch.tensor([1.0, 0.0, 0.0])
-        env.walks[:] = 1.0
         env.next_command[:] = 1 << 30
         obs = env.step(policy(obs)).obs
         if step >= 100:

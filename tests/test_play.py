@@ -1,5 +1,6 @@
 """`play` without a screen: scripted keys, and what is shown."""
 
+import dataclasses
 import math
 import sys
 import time
@@ -11,6 +12,7 @@ import ctrl_rl
 from ctrl_rl import cli
 from ctrl_rl.commands.play import Operator, play
 from ctrl_rl.spec import CommandDim
+from robots.tasks.go1_velocity import Go1VelocityConfig
 
 DIMS = (
     CommandDim(name="forward", unit="m/s", low=-0.5, high=1.0),
@@ -126,3 +128,23 @@ def test_the_browser_view_names_its_extra_and_the_window_its_display(monkeypatch
     assert cli.main(["play", "r"]) == 2
     assert "no display" in capsys.readouterr().err
     assert cli.main(["play", "r", "--speed", "0"]) == 2
+
+
+def test_a_held_command_outlives_a_new_one_and_a_new_episode():
+    config = dataclasses.replace(
+        Go1VelocityConfig().nominal(),
+        command_interval_s=(0.04, 0.04),
+        episode_length_s=0.2,
+        command_zero_share=0.5,
+    )
+    env = ctrl_rl.make("Go1-Velocity-Flat-v0", 2, config=config, threads=1)
+    terms = env.spec.obs["actor"]
+    start = sum(t.width for t in terms[: [t.name for t in terms].index("command")])
+    for held in (torch.tensor([0.5, -0.25, 0.125]), torch.zeros(3)):
+        env.hold_command(held)
+        env.step(torch.zeros(2, 12))
+        for _ in range(30):  # new commands, of which a tenth say stand, and new episodes
+            obs = env.step(torch.zeros(2, 12)).obs["actor"]
+            seen = obs[:, start : start + 3] / torch.tensor([2.0, 2.0, 1.0])
+            assert torch.equal(seen, held.expand(2, 3))
+            assert torch.equal(obs[:, -2:].any(1), held.any().expand(2))  # the clock runs or rests

@@ -326,6 +326,11 @@ class Go1Velocity(TaskEnv):
             "foot_height": foot - FOOT_RADIUS,
         }
 
+    @property
+    def walks(self) -> Tensor:
+        """(N, 1), 1 where a command is given, 0 where it says stand; also an operator's."""
+        return self.command.any(1, keepdim=True).to(self.sim.dtype)
+
     def _clock(self, rows: Rows) -> Tensor:
         """(sin, cos) of the trot clock, (0, 0) while the command is zero (n, 2)."""
         # An int64 tensor times a float is float32, which loses 2e-5 within an episode.
@@ -410,7 +415,6 @@ class Go1Velocity(TaskEnv):
             return torch.zeros(n, size, dtype=sim.dtype, device=self.device)
 
         self.command = self.remember("command", new(3))
-        self.walks = self.remember("walks", new(1))
         self.prev_action = self.remember("prev_action", new(12))
         self.phase_start = self.remember("phase_start", new(1))
         self.next_command = self.remember("next_command", torch.zeros_like(self.episode))
@@ -492,7 +496,6 @@ class Go1Velocity(TaskEnv):
         draw = self.uniform("command", rows, 4)
         walks = (draw[:, 3:] >= c.command_zero_share).to(self.sim.dtype)
         self.command[rows] = (ranges[:, 0] + (ranges[:, 1] - ranges[:, 0]) * draw[:, :3]) * walks
-        self.walks[rows] = walks
         self.next_command[rows] = self._after("command_time", rows, c.command_interval_s)
 
     def _after(self, term: str, rows: Rows, interval_s: tuple[float, float]) -> Tensor:
