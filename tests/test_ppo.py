@@ -154,6 +154,38 @@ def test_an_update_moves_every_weight():
     assert [k for k in before if torch.equal(before[k], after[k])] == []
 
 
+def test_the_entropy_bonus_widens_the_policy():
+    """All rewards equal, so that nothing else moves the standard deviation."""
+    widths = []
+    for coefficient in (0.0, 0.5):
+        env = Blind(num_envs=8)
+        ppo = learner(env, small(entropy_coef=coefficient, num_epochs=5))
+        rollout = roll(ppo, env)
+        rollout = dataclasses.replace(rollout, reward=torch.zeros_like(rollout.reward))
+        widths.append(ppo.update(rollout)["policy/std"])
+    assert widths[1] > widths[0] + 1e-3
+
+
+def test_every_epoch_and_minibatch_is_a_step():
+    env = pendulum()
+    ppo = learner(env, small(num_epochs=3, num_minibatches=4))
+    ppo.update(roll(ppo, env))
+    (state,) = ppo.state_dict()["step"]["optimizer"]["state"].values()
+    assert state["step"] == 12
+
+
+def test_share_of_terminated_episodes():
+    env = Counter(num_envs=2)
+    ppo = learner(env)
+    rollout = roll(ppo, env)  # 8 steps of 2 environments, cut after 3: 2 episodes each
+    terminated = torch.zeros_like(rollout.terminated)
+    terminated[2, 0] = True
+    assert rollout.truncated[2, 0]
+    truncated = rollout.truncated & ~terminated
+    rollout = dataclasses.replace(rollout, terminated=terminated, truncated=truncated)
+    assert ppo.update(rollout)["rollout/terminated"] == 1 / 4
+
+
 def test_the_rollout_is_left_alone():
     env = pendulum()
     ppo = learner(env)
