@@ -10,7 +10,7 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for editors and type checkers
     from ctrl_rl import env, evaluation, policy, ppo, random, registry, runs, spec
     from ctrl_rl.env import check_env
     from ctrl_rl.evaluation import evaluate
-    from ctrl_rl.making import make
+    from ctrl_rl.making import make, preset
     from ctrl_rl.policy import load_policy
     from ctrl_rl.runs import Run
 
@@ -18,6 +18,7 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "make": "ctrl_rl.making",
+    "preset": "ctrl_rl.making",
     "check_env": "ctrl_rl.env",
     "evaluate": "ctrl_rl.evaluation",
     "load_policy": "ctrl_rl.policy",
@@ -35,6 +36,7 @@ __all__ = [
     "make",
     "policy",
     "ppo",
+    "preset",
     "random",
     "registry",
     "runs",

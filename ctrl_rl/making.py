@@ -1,4 +1,7 @@
-"""`ctrl_rl.make`: a task by its id."""
+"""`ctrl_rl.make`: a task by its id; `ctrl_rl.preset`: the settings that suit it."""
+
+import dataclasses
+import typing
 
 from ctrl_rl import registry
 
@@ -50,3 +53,21 @@ def make(
         first_index=first_index,
         threads=threads,
     )
+
+
+def preset(task: str, algo: str = "ppo", **changes):
+    """The algorithm's configuration with the task's preset, as `ctrl-rl train TASK` uses it.
+
+    Args:
+        task: task id.
+        algo: name of the algorithm.
+        changes: fields to set otherwise.
+
+    Raises:
+        NotFound: unknown task or algorithm.
+        TypeError: a change that is no field of the configuration.
+    """
+    config = typing.get_type_hints(registry.load("algos", algo).train)["config"]
+    fields = {f.name for f in dataclasses.fields(config)}
+    found = registry.load("tasks", task).presets.get(algo, {})
+    return config(**{k: v for k, v in found.items() if k in fields} | changes)

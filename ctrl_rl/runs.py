@@ -445,6 +445,8 @@ class Run:
                 pairs = [(part, old[part], new[part])]
             else:
                 keys = dict.fromkeys((*old[part], *new[part]))
+                if part == "run":  # a run made from Python records no flags
+                    keys = [k for k in keys if k in old[part] and k in new[part]]
                 pairs = [(k, old[part].get(k), new[part].get(k)) for k in keys if k not in free]
             for key, before, now in pairs:
                 if before != now:

@@ -111,7 +111,7 @@ class Report:
             ci95 = metric.ci95 if metric else None
             spread = f" [{ci95[0]:.3g}, {ci95[1]:.3g}]" if ci95 else ""
             lines.append(
-                f"{verdict}  {c.name:<{width}}  {c.value:.3g}{spread}{unit}  ({sign} {c.limit:g})"
+                f"{verdict}  {c.name:<{width}}  {c.value:.4g}{spread}{unit}  ({sign} {c.limit:g})"
             )
         for name, metric in self.metrics.items():
             if name not in judged:

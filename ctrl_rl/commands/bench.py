@@ -3,7 +3,6 @@
 import dataclasses
 import statistics
 import time
-import typing
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -51,14 +50,13 @@ def main(args: Bench) -> dict:
 
     torch.set_num_threads(args.torch_threads)
     from ctrl_rl import registry
-    from ctrl_rl.making import make
+    from ctrl_rl.commands.train import RunFlags
+    from ctrl_rl.making import make, preset
     from ctrl_rl.runs import Run
 
     learner = registry.load("algos", args.algo)
-    preset = dict(registry.load("tasks", args.task).presets.get(args.algo, {}))
-    config_class = typing.get_type_hints(learner.train)["config"]
-    known = {f.name for f in dataclasses.fields(config_class)}
-    num_envs = args.num_envs or preset.get("num_envs", 64)
+    presets = registry.load("tasks", args.task).presets.get(args.algo, {})
+    num_envs = args.num_envs or presets.get("num_envs", RunFlags().num_envs)
     env = make(
         args.task,
         num_envs,
@@ -70,9 +68,9 @@ def main(args: Bench) -> dict:
     try:
         rates = [_steps_per_s(env, args.seconds / SLICES, args.seed) for _ in range(SLICES)]
         alone = statistics.median(rates)
-        fields = {k: v for k, v in preset.items() if k in known}
-        fields["total_steps"] = max(round(alone * args.seconds / 2), 1)
-        run = learner.train(config_class(**fields), env, Run(eval_every=0, checkpoint_every=0))
+        steps = max(round(alone * args.seconds / 2), 1)
+        config = preset(args.task, args.algo, total_steps=steps)
+        run = learner.train(config, env, Run(eval_every=0, checkpoint_every=0))
     finally:
         env.close()
     rows = [row["time/env_steps_per_s"] for row in run.rows]
