@@ -4,7 +4,8 @@ Training builds its observation from these dataclasses and so does the program o
 that the two cannot drift apart. Standard library only: a robot's computer imports this file
 without torch or MuJoCo.
 
-Reading order: `KINDS` -> `ObsTerm` -> `ActionDim`, `Discrete` -> `Joint`, `Robot` -> `EnvSpec`.
+Reading order: `KINDS` -> `ObsTerm` -> `ActionDim`, `Discrete` -> `Joint`, `Robot` -> `EnvSpec` ->
+`spec_differences`.
 """
 
 import json
@@ -18,7 +19,7 @@ KINDS: dict[str, str] = {
     "joint_vel": "joint velocity [rad/s], by joint name",
     "prev_action": "the action of the step before, as `step` took it [-]; zero at a reset",
     "command": "what the operator asks for, by command name",
-    "phase": "(sin, cos) of a clock of `rate_hz`; (0, 0) while the command is all zero [-]",
+    "phase": "(sin, cos) of a clock of `rate_hz`; (0, 0) while the operator says stand [-]",
     "signal": "any other measured value, handed over under the term's name",
 }
 """Kinds an actor may see: each is implemented by the tasks and by `sim2real.runtime`."""
@@ -74,6 +75,9 @@ class ObsTerm:
     """Frames before the episode began: "repeat" the first frame, or "zero"."""
     rate_hz: float = 0.0
     """Clock of a "phase" term [Hz]."""
+    run_on_s: float = 0.0
+    """How long a "phase" clock runs on after the command became all zero [s], in whole steps: a
+    walking robot brakes step by step before it stands."""
     constant: bool = False
     """True if an element may never change; else `check_env` reports it as dead."""
 
@@ -101,6 +105,7 @@ class ObsTerm:
         if self.kind == "phase":
             _require(self.size == 2, who, "a phase has size 2")
             _require(0 < self.rate_hz < math.inf, who, "rate_hz of a phase must be positive")
+            _require(0 <= self.run_on_s < math.inf, who, "run_on_s must not be negative")
 
     @property
     def width(self) -> int:
@@ -293,6 +298,52 @@ class EnvSpec:
             raise ValueError(f"not an environment spec: {error} is missing") from None
         except (AttributeError, TypeError) as error:
             raise ValueError(f"not an environment spec: {error}") from None
+
+
+def spec_differences(a: EnvSpec, b: EnvSpec) -> list[str]:
+    """Where two specs would make a robot behave differently, one line each.
+
+    Compared: task, what the actor sees, action, policy rate, robot, command. Noise and delay of
+    terms belong to training alone, and so do episode length and number of environments.
+    """
+    return list(_differences("", _deployed(a), _deployed(b)))
+
+
+def _deployed(spec: EnvSpec) -> dict:
+    data = asdict(spec)
+    return {
+        "task": spec.task,
+        "obs": {t.name: _without_training(t) for t in spec.obs["actor"]},
+        "obs order": [t.name for t in spec.obs["actor"]],
+        **{k: data[k] for k in ("action", "step_dt", "robot", "command")},
+    }
+
+
+def _without_training(term: ObsTerm) -> dict:
+    data = asdict(term)
+    del data["noise"], data["delay"], data["constant"]
+    return data
+
+
+def _differences(path: str, a, b):
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in {**a, **b}:
+            yield from _differences(f"{path}.{key}".lstrip("."), a.get(key), b.get(key))
+    elif isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and len(a) == len(b):
+        for k, (x, y) in enumerate(zip(a, b, strict=True)):
+            name = x.get("name", k) if isinstance(x, dict) else k
+            yield from _differences(f"{path}[{name}]", x, y)
+    elif a != b:
+        yield f"{path}: {_brief(a)} and {_brief(b)}"
+
+
+def _brief(value) -> str:
+    """A value in a line: what has a name goes by it."""
+    if isinstance(value, dict):
+        return str(value.get("name", value))
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(map(_brief, value))})"
+    return "nothing" if value is None else str(value)
 
 
 def _build_spec(data: dict) -> EnvSpec:

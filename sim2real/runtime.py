@@ -154,6 +154,10 @@ class Network:
         return np.asarray(self._run(self._outputs, {"obs": obs})[0])
 
 
+NEVER = -(1 << 40)
+"""A step before every other."""
+
+
 class Observer:
     """Builds `obs["actor"]` from readings, as the card's terms say.
 
@@ -195,11 +199,14 @@ class Observer:
         """Observations built since the reset (N,)."""
         self.clock_start = np.zeros(num_robots)
         """Where the clock of "phase" terms stands at the reset (N,) [turns]."""
+        self._last_walk = np.full(num_robots, NEVER)
+        """Step of the latest observation whose command was not zero (N,)."""
 
     def reset(self, rows=slice(None)) -> None:
         """Begin anew for some robots: clock and history."""
         self.steps[rows] = 0
         self.clock_start[rows] = 0.0
+        self._last_walk[rows] = NEVER
 
     def clamp(self, command) -> np.ndarray:
         """The command (N, C) inside the ranges that training saw."""
@@ -252,11 +259,11 @@ class Observer:
                 return np.broadcast_to(command[:, index], (n, term.size))
             case "phase":
                 turns = self.clock_start + self.steps * (self.spec.step_dt * term.rate_hz)
-                walks = np.any(command != 0.0, 1)
-                return (
-                    np.stack([np.sin(math.tau * turns), np.cos(math.tau * turns)], 1)
-                    * (walks[:, None])
-                )
+                self._last_walk = np.where(np.any(command != 0.0, 1), self.steps, self._last_walk)
+                run_on = round(term.run_on_s / self.spec.step_dt)
+                walks = self.steps - self._last_walk <= run_on
+                clock = np.stack([np.sin(math.tau * turns), np.cos(math.tau * turns)], 1)
+                return clock * walks[:, None]
             case "signal":
                 return _sensor(reading.signals.get(term.name), "signal", term, n, term.size)
         raise CardError(f"observation term {term.name!r}: no sensor gives kind {term.kind!r}")

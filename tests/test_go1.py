@@ -241,3 +241,30 @@ def test_evaluation_and_nominal_differ_only_where_they_say():
         "push_velocity",
         "noise",
     }
+
+
+def test_clock_runs_on_for_one_turn_after_the_command_became_zero():
+    env = make(num_envs=2, command_zero_share=0.0)
+    env.step(hold(env))
+    env.next_command[:] = 1 << 30
+    env.command[0] = 0.0
+    running = []
+    for _ in range(40):
+        step = env.step(hold(env))
+        running.append(step.obs["actor"][:, -2:].norm(dim=1) > 0.5)
+        assert not step.terminated.any()
+    stopped, walking = torch.stack(running, 1)
+    # one turn of the 2 Hz clock is 25 steps; the last observed command was not zero
+    assert stopped.tolist() == [True] * 25 + [False] * 15
+    assert walking.all()
+    assert (step.info.reward_terms["gait"] == 0).tolist() == [True, False]
+
+
+def test_an_episode_that_starts_with_standing_has_no_clock():
+    env = make(num_envs=4, command_zero_share=0.0)
+    for _ in range(3):
+        env.step(hold(env))
+    env.sim.qpos[0, 2] = 0.04  # falls, so that row 0 begins anew
+    env.config = dataclasses.replace(env.config, command_zero_share=1.0)
+    obs = env.step(hold(env)).obs["actor"]
+    assert (obs[0, -2:] == 0).all() and (obs[1:, -2:].norm(dim=1) > 0.5).all()

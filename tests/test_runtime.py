@@ -166,6 +166,20 @@ def test_clock_stands_still_at_zero_command():
     np.testing.assert_allclose(build([0.5, 0.0]), [0, 1])
 
 
+def test_clock_runs_on_as_long_as_the_term_says():
+    term = ObsTerm(name="clock", kind="phase", size=2, rate_hz=2.5, run_on_s=0.06)  # 3 steps
+    observer = Observer(make_spec((term,)), NAMES)
+    reading = Reading(time=0.0, **reading_values())
+    build = lambda command: observer.build(reading, command, np.zeros((1, 3)))[0]  # noqa: E731
+    assert not build([0.0, 0.0]).any()  # nothing to run on from
+    build([0.5, 0.0])
+    running = [bool(build([0.0, 0.0]).any()) for _ in range(5)]
+    assert running == [True, True, True, False, False]
+    build([0.5, 0.0])
+    observer.reset()
+    assert not build([0.0, 0.0]).any()
+
+
 def test_clock_is_exact_after_hours():
     term = ObsTerm(name="clock", kind="phase", size=2, rate_hz=2.5)
     observer = Observer(make_spec((term,)), NAMES)
