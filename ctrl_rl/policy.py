@@ -12,6 +12,7 @@ The observation statistics travel with the weights: a section without the key is
 a policy is never run on unscaled input by accident; `None` says that it was trained without.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -24,7 +25,7 @@ from ctrl_rl.env import Obs
 from ctrl_rl.networks import MLP
 from ctrl_rl.normalize import Normalizer
 from ctrl_rl.runs import find_checkpoint
-from ctrl_rl.spec import Discrete, EnvSpec
+from ctrl_rl.spec import Discrete, EnvSpec, spec_differences
 
 FORMAT = 1
 """Version of the policy section; another one is refused."""
@@ -211,6 +212,7 @@ def read_card(text: str, path: Path) -> tuple[dict, EnvSpec]:
 
     try:
         card = json.loads(text)
+        dict(card["task_config"])
         return card, EnvSpec.from_dict(card["spec"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: its card is damaged: {_one_line(error)}") from None
@@ -266,36 +268,53 @@ def read_group(obs: Obs | Tensor, spec: EnvSpec, group: str) -> Tensor:
 def check_fits(policy: Policy | OnnxPolicy, spec: EnvSpec) -> None:
     """Refuse an environment whose observation or action is not what the policy was trained on.
 
+    In the policy's own task rate and robot must be the same, too: else the task has changed since,
+    or the file. The commands asked for may differ.
+
     Raises:
-        ValueError: the first difference, by term name.
+        ValueError: the first difference, by term or field name.
     """
     check_same_shape(policy.spec, spec, (policy.group,))
+    if policy.spec.task == spec.task:
+        mine = dataclasses.replace(policy.spec, command=spec.command)
+        if different := spec_differences(mine, spec):
+            raise ValueError(
+                f"the policy was not trained on {spec.task} as it is installed here; first "
+                f"difference, policy and task: {different[0]}"
+            )
 
 
 def check_same_shape(trained: EnvSpec, spec: EnvSpec, groups: Iterable[str]) -> None:
     """Refuse a spec whose observation groups or action differ from those of training.
 
-    Names, sizes, order and scales count; noise and delay, which are training's own, do not.
+    Names, kinds, sizes, order and scales count; noise and delay, which are training's own, do not.
 
     Raises:
         ValueError: the first difference, by term name.
     """
+    fields = ("name", "size", "kind", "labels", "scale", "clip", "history")
     for group in groups:
         mine, theirs = (
-            [(t.name, t.size, t.labels, t.scale, t.clip, t.history) for t in s.obs.get(group, ())]
+            [tuple(getattr(t, f) for f in fields) for t in s.obs.get(group, ())]
             for s in (trained, spec)
         )
         for term, other in itertools.zip_longest(mine, theirs):
             if term != other:
                 describe = lambda t: "nothing" if t is None else f"{t[0]} ({t[1]})"  # noqa: E731
+                changed = _changed(fields, term or (), other or ())
                 detail = (
-                    f"has another scale, clip, history or labels of {term[0]} than {spec.task}"
+                    f"has another {', '.join(changed)} of {term[0]} than {spec.task}"
                     if term and other and term[:2] == other[:2]
                     else f"observes {describe(term)} where {spec.task} has {describe(other)}"
                 )
                 raise ValueError(f"trained on {trained.task}, which {detail} in group {group!r}")
     if trained.action != spec.action:
         raise ValueError(f"trained on {trained.task}, whose action is not that of {spec.task}")
+
+
+def _changed(fields: Iterable[str], a: tuple, b: tuple) -> list[str]:
+    """Names of the fields whose values differ."""
+    return [name for name, x, y in zip(fields, a, b, strict=False) if x != y]
 
 
 def _one_line(error: Exception) -> str:

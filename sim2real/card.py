@@ -11,11 +11,11 @@ Imports numpy and `ctrl_rl.spec` alone: a robot's computer reads this file.
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
-from ctrl_rl.spec import Discrete, EnvSpec, ObsTerm, Robot
+from ctrl_rl.spec import Discrete, EnvSpec, Robot
 
 KEY = "ctrl_rl_card"
 """Metadata key of the card in an ONNX file."""
@@ -204,43 +204,6 @@ def match_joints(spec: EnvSpec, names: tuple[str, ...]) -> np.ndarray:
             f"missing: {', '.join(missing) or 'none'}; extra: {', '.join(extra) or 'none'}"
         )
     return np.array([names.index(n) for n in wanted], np.int64)
-
-
-def spec_differences(a: EnvSpec, b: EnvSpec) -> list[str]:
-    """Where two specs would make a robot behave differently, one line each.
-
-    Compared: task, what the actor sees, action, policy rate, command, robot. Noise and delay of
-    terms belong to training alone.
-    """
-    return list(_differences("", _deployed(a), _deployed(b)))
-
-
-def _deployed(spec: EnvSpec) -> dict:
-    data = asdict(spec)
-    return {
-        "task": spec.task,
-        "obs": {t.name: _without_training(t) for t in spec.obs["actor"]},
-        "obs order": [t.name for t in spec.obs["actor"]],
-        **{k: data[k] for k in ("action", "step_dt", "command", "robot")},
-    }
-
-
-def _without_training(term: ObsTerm) -> dict:
-    data = asdict(term)
-    del data["noise"], data["delay"], data["constant"]
-    return data
-
-
-def _differences(path: str, a, b):
-    if isinstance(a, dict) and isinstance(b, dict):
-        for key in {**a, **b}:
-            yield from _differences(f"{path}.{key}".lstrip("."), a.get(key), b.get(key))
-    elif isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and len(a) == len(b):
-        for k, (x, y) in enumerate(zip(a, b, strict=True)):
-            name = x.get("name", k) if isinstance(x, dict) else k
-            yield from _differences(f"{path}[{name}]", x, y)
-    elif a != b:
-        yield f"{path}: {a} and {b}"
 
 
 def _to_lists(array: np.ndarray) -> list:

@@ -37,14 +37,13 @@ from ctrl_rl.commands.train import rebuild
 from ctrl_rl.evaluation import Metric, bootstrap, evaluate, wilson
 from ctrl_rl.making import make
 from ctrl_rl.policy import OnnxPolicy, Policy, load_policy
-from ctrl_rl.spec import CommandDim, EnvSpec
+from ctrl_rl.spec import CommandDim, EnvSpec, spec_differences
 from sim2real.card import (
     TOLERANCE,
     Card,
     CardError,
     action_difference,
     robot_of,
-    spec_differences,
 )
 from sim2real.runtime import (
     Controller,

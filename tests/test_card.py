@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 from deployment import JOINTS, make_spec
 
-from ctrl_rl.spec import ActionDim, Discrete, ObsTerm
+from ctrl_rl.spec import ActionDim, Discrete, ObsTerm, spec_differences
 from sim2real.card import (
     KEY,
     Card,
     CardError,
     action_difference,
     match_joints,
-    spec_differences,
 )
 
 
@@ -156,6 +155,8 @@ def test_differences_name_each_field():
 
 
 def test_noise_and_delay_are_no_difference():
+    bare = dataclasses.replace(spec, robot=dataclasses.replace(spec.robot, joints=()))
+    assert spec_differences(spec, bare) == ["robot.joints: (a, b, c) and ()"]
     spec = make_spec()
     noisy = [dataclasses.replace(t, noise=0.1, delay=(0, 2)) for t in spec.obs["actor"]]
     assert spec_differences(spec, dataclasses.replace(spec, obs={"actor": tuple(noisy)})) == []

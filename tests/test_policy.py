@@ -13,7 +13,7 @@ from ctrl_rl.checkpoints import load_checkpoint, save_checkpoint
 from ctrl_rl.networks import MLP
 from ctrl_rl.policy import OnnxPolicy, Policy, check_fits, load_policy
 from ctrl_rl.runs import Run
-from ctrl_rl.spec import ActionDim, Discrete, EnvSpec, ObsTerm
+from ctrl_rl.spec import ActionDim, CommandDim, Discrete, EnvSpec, Joint, ObsTerm, Robot
 
 SPEC = EnvSpec(
     task="Toy-v0",
@@ -204,12 +204,38 @@ def test_another_observation_or_action_is_refused_by_name():
     for terms, message in (
         ((a, b), r"observes b \(2\) where Toy-v0 has a \(3\)"),
         ((b,), r"observes a \(3\) where Toy-v0 has nothing"),
-        ((b, dataclasses.replace(a, scale=(2.0,))), "another scale, clip, history or labels of a"),
+        ((b, dataclasses.replace(a, scale=(2.0,))), "another scale of a than"),
+        ((b, dataclasses.replace(a, kind="joint_vel")), "another kind of a than"),
     ):
         with pytest.raises(ValueError, match=message):
             check_fits(policy, dataclasses.replace(SPEC, obs={"actor": terms}))
     with pytest.raises(ValueError, match="action is not that of"):
         check_fits(policy, dataclasses.replace(SPEC, action=SPEC.action[:1]))
+
+
+def test_the_policys_own_task_must_be_as_it_was():
+    pose = {"kp": 20.0, "kd": 0.5, "effort_limit": 20.0, "velocity_limit": 10.0}
+    pose |= {"pos_low": -1.0, "pos_high": 2.0}
+    joint = Joint(name="knee", default_pos=0.1, **pose)
+    spec = dataclasses.replace(SPEC, robot=Robot(name="r", joints=(joint,), imu_body="trunk"))
+    policy = Policy.from_section(section(spec))
+    check_fits(policy, dataclasses.replace(spec, num_envs=9, max_episode_steps=7))
+    walk = CommandDim(name="walk", unit="m/s", low=0, high=1)
+    check_fits(policy, dataclasses.replace(spec, command=(walk,)))  # it may be asked for more
+    raised = dataclasses.replace(joint, default_pos=0.2)
+    for robot, message in (
+        (dataclasses.replace(spec.robot, joints=()), r"robot.joints: \(knee\) and \(\)$"),
+        (dataclasses.replace(spec.robot, joints=(raised,)), r"\[knee\].default_pos: 0.1 and 0.2$"),
+        (None, "robot: r and nothing$"),
+    ):
+        with pytest.raises(ValueError, match=message) as error:
+            check_fits(policy, dataclasses.replace(spec, robot=robot))
+        assert "not trained on Toy-v0 as it is installed here" in str(error.value)
+    slow = dataclasses.replace(spec, step_dt=2 * spec.step_dt)
+    with pytest.raises(ValueError, match="step_dt"):
+        check_fits(policy, slow)
+    # another task with the same observation and action may have another body
+    check_fits(policy, dataclasses.replace(slow, task="Other-v0", robot=None))
 
 
 # Loading ------------------------------------------------------------------------------------

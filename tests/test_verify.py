@@ -471,6 +471,21 @@ def test_commands_from_a_run_to_a_verdict(capsys):
     assert err.count("\n") == 1
 
 
+def test_eval_and_play_refuse_a_card_that_is_not_the_task(capsys):
+    spec = ctrl_rl.make("Pendulum-v0").spec
+    export(make_policy(spec), "p.onnx", task_config={"max_episode_steps": 7})
+    status, out, err = call(capsys, "eval", "p.onnx", "--episodes", "2")
+    assert status == 0, err
+    assert " 7 [7, 7] steps" in out  # as it was configured in training
+    slow = dataclasses.replace(spec, step_dt=2 * spec.step_dt)
+    export(make_policy(slow), "p.onnx", obs=torch.zeros(4, 3))
+    for command in ("eval", "play"):
+        status, _, err = call(capsys, command, "p.onnx")
+        assert status == 2
+        assert "step_dt: 0.1 and 0.05" in err
+        assert err.count("\n") == 1
+
+
 def test_what_json_holds(pendulum_file):
     args = Verify(policy=pendulum_file, procedure=Procedure(episodes=4, threads=1))
     result = verify_command(args)

@@ -60,7 +60,7 @@ def main(args: Eval) -> dict:
 
     policy = load_policy(args.policy, args.checkpoint)
     task = args.task or policy.spec.task
-    config = task_config(args.policy, registry.load("tasks", task), task)
+    config = task_config(args.policy, policy, registry.load("tasks", task), task)
     env = make(
         task,
         args.num_envs or min(args.episodes, 128),
@@ -98,13 +98,23 @@ def main(args: Eval) -> dict:
     return {"task": task, "variant": variant, **found, "config": settings}
 
 
-def task_config(policy: Path, task_class, task: str):
-    """The task's configuration the run was trained with; its default for anything else."""
+def task_config(path: Path, policy, task_class, task: str):
+    """The task's configuration the policy was trained with; its default for another task.
+
+    Args:
+        path: where the policy was loaded from.
+        policy: it.
+        task_class: of the task to play.
+        task: its id.
+    """
     from ctrl_rl.commands.train import rebuild
     from ctrl_rl.runs import read_config
 
-    if policy.is_dir():
-        config = read_config(policy)
-        if config["task"] == task:
-            return rebuild(task_class.Config, config["task_config"])
-    return task_class.Config()
+    if task != policy.spec.task:
+        return task_class.Config()
+    if path.suffix == ".onnx":
+        return rebuild(task_class.Config, policy.card["task_config"])
+    folder = path.resolve().parent.parent if path.suffix == ".pt" else path
+    if path.suffix == ".pt" and not (folder / "config.json").is_file():
+        return task_class.Config()  # a checkpoint that was taken out of its run
+    return rebuild(task_class.Config, read_config(folder)["task_config"])

@@ -58,7 +58,7 @@ def main(args: Play) -> dict:
         raise ValueError(f"--speed must be positive, not {args.speed}")
     policy = load_policy(args.policy, args.checkpoint)
     task = args.task or policy.spec.task
-    config = task_config(args.policy, registry.load("tasks", task), task)
+    config = task_config(args.policy, policy, registry.load("tasks", task), task)
     env = make(
         task,
         1,
