@@ -79,8 +79,8 @@ class Card:
             found = data["format"]
         except (ValueError, KeyError, TypeError):
             raise CardError("the card is damaged: it is no JSON object with a format") from None
-        if found != FORMAT:
-            raise CardError(f"the card has format {found}, this program reads format {FORMAT}")
+        if type(found) is not int or found != FORMAT:  # True and 1.0 equal 1
+            raise CardError(f"the card has format {found!r}, this program reads format {FORMAT!r}")
         try:
             spec = EnvSpec.from_dict(data["spec"])
             integers = isinstance(spec.action, Discrete)

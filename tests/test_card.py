@@ -75,7 +75,10 @@ def edited(change) -> str:
         ("", "damaged"),
         ("[1]", "damaged"),
         ("{}", "damaged"),
-        (edited(lambda d: d.update(format=2)), "format 2"),
+        (edited(lambda d: d.update(format=2)), "format 2, this program reads format 1"),
+        (edited(lambda d: d.update(format="1")), "format '1', this program reads format 1"),
+        (edited(lambda d: d.update(format=True)), "format True"),
+        (edited(lambda d: d.update(format=1.0)), "format 1.0"),
         (edited(lambda d: d.pop("spec")), "spec"),
         (edited(lambda d: d["spec"].update(surprise=1)), "surprise"),
         (edited(lambda d: d["spec"]["obs"]["actor"][0].update(kind="smell")), "smell"),
@@ -152,11 +155,11 @@ def test_differences_name_each_field():
     assert "0.2 and 0.55" in found[2]
     fewer = dataclasses.replace(spec, obs={"actor": spec.obs["actor"][:-1]})
     assert any("range" in line for line in spec_differences(spec, fewer))
+    bare = dataclasses.replace(spec, robot=dataclasses.replace(spec.robot, joints=()))
+    assert spec_differences(spec, bare) == ["robot.joints: (a, b, c) and ()"]
 
 
 def test_noise_and_delay_are_no_difference():
-    bare = dataclasses.replace(spec, robot=dataclasses.replace(spec.robot, joints=()))
-    assert spec_differences(spec, bare) == ["robot.joints: (a, b, c) and ()"]
     spec = make_spec()
     noisy = [dataclasses.replace(t, noise=0.1, delay=(0, 2)) for t in spec.obs["actor"]]
     assert spec_differences(spec, dataclasses.replace(spec, obs={"actor": tuple(noisy)})) == []
