@@ -16,6 +16,7 @@ import ctrl_rl
 from ctrl_rl import checkpoints, ppo, runs
 from ctrl_rl.checkpoints import load_checkpoint, plain, save_checkpoint
 from ctrl_rl.commands import train
+from ctrl_rl.provenance import provenance
 from ctrl_rl.runs import Run, read_metrics
 
 TRAIN = (
@@ -502,6 +503,6 @@ def test_a_checkpoint_of_another_run_is_refused_and_the_log_stays(tmp_path):
 
 
 def test_provenance_names_commit_and_versions():
-    found = runs.provenance()
+    found = provenance()
     assert found["versions"]["ctrl-rl"] == ctrl_rl.__version__
     assert found["commit"] is None or len(found["commit"].rstrip("+")) == 40
