@@ -7,8 +7,9 @@ wrong, not one item per attempt. Arrays go by name: `joint_ids`, `actuator_ids` 
 MuJoCo misreads rotated inertias of URDF links before 3.14; the package requires a newer one.
 """
 
+import warnings
 import xml.etree.ElementTree
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import mujoco
@@ -17,6 +18,9 @@ from robots.sim import mujoco_warnings
 
 SCALAR_JOINTS = {int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE)}
 JOINT_DRIVES = {int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPARENT)}
+
+TOO_LIGHT = 2e-15
+"""Mass [kg] and inertia [kg m^2] just above what the compiler demands of moving bodies."""
 
 
 class ModelError(ValueError):
@@ -52,8 +56,7 @@ def load_robot(
         raise ModelError(f"{path}: {_one_line(error)}") from None
     massless = _links_without_inertia(path) if path.suffix == ".urdf" else _massless(spec)
     wrong = [f"bodies without inertia: {', '.join(massless)}"] if massless else []
-    scalar = [j for j in spec.joints if int(j.type) in SCALAR_JOINTS]
-    wrong += _wrong_joints(scalar, joints, unlimited)
+    wrong += _wrong_joints(spec, joints, unlimited)
     if not wrong:
         try:
             return spec.compile()
@@ -106,12 +109,16 @@ def sensor_columns(model: mujoco.MjModel, names: Sequence[str]) -> list[int]:
     return columns
 
 
-def _wrong_joints(joints: list, wanted: Sequence[str] | None, unlimited: Sequence[str]):
+def _wrong_joints(
+    spec: mujoco.MjSpec, wanted: Sequence[str] | None, unlimited: Sequence[str]
+) -> Iterator[str]:
     """What is wrong with the hinges and slides of a file."""
+    joints = [j for j in spec.joints if int(j.type) in SCALAR_JOINTS]
+    limited = {j.name for j in joints if _limited(j, bool(spec.compiler.autolimits))}
     nameless = sum(not j.name for j in joints)
     if nameless:
         yield f"{nameless} joints without a name"
-    free = [j.name for j in joints if j.name and not _limited(j) and j.name not in unlimited]
+    free = [j.name for j in joints if j.name and j.name not in {*limited, *unlimited}]
     if free:
         yield f"joints without limits: {', '.join(free)}"
     if wanted is not None:
@@ -121,10 +128,10 @@ def _wrong_joints(joints: list, wanted: Sequence[str] | None, unlimited: Sequenc
             yield str(error)
 
 
-def _limited(joint) -> bool:
-    """As the compiler decides: said, or implied by a range."""
+def _limited(joint, autolimits: bool) -> bool:
+    """As the compiler decides: said, or implied by a range unless the file forbids it."""
     if joint.limited == mujoco.mjtLimited.mjLIMITED_AUTO:
-        return joint.range[0] != joint.range[1]
+        return autolimits and joint.range[0] != joint.range[1]
     return bool(joint.limited)
 
 
@@ -138,28 +145,63 @@ def _same_names(what: str, wanted: Sequence[str], have) -> None:
 
 
 def _massless(spec: mujoco.MjSpec) -> list[str]:
-    """Moving bodies of an MJCF file that have neither inertia nor a shape to take it from."""
+    """Moving bodies of an MJCF file without mass and inertia, in themselves or welded to them.
+
+    The compiler names one such body and stops. A copy that is allowed to be too light compiles, and
+    a body on the lower bound has nothing of its own. A copy that fails for another reason tells
+    nothing here; compiling the file itself says what it is.
+    """
+    copy = spec.copy()
+    copy.compiler.autolimits = copy.compiler.balanceinertia = True
+    copy.compiler.fusestatic, copy.compiler.settotalmass = False, -1
+    for bound in ("boundmass", "boundinertia"):
+        setattr(copy.compiler, bound, max(getattr(copy.compiler, bound), TOO_LIGHT))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # so light a body is close to singular
+            model = copy.compile()
+    except ValueError:
+        return []
+    light = (model.body_mass <= TOO_LIGHT) | (model.body_inertia.min(1) <= TOO_LIGHT)
+    heavy = set(model.body_weldid[~light])
     return [
-        body.name or f"body {body.id}"
-        for body in spec.bodies
-        if body.joints and not body.explicitinertial and not body.geoms and not body.bodies
+        model.body(i).name or f"body {i}"
+        for i in range(1, model.nbody)
+        if model.body_weldid[i] == i and i not in heavy
     ]
 
 
 def _links_without_inertia(path: Path) -> list[str]:
-    """Links that a URDF moves without saying how heavy they are; MuJoCo would guess."""
+    """Links that a URDF moves without saying how heavy they are.
+
+    Links fixed to one count as part of it, but not in the place of a shape: MuJoCo would guess the
+    mass of a link with a shape and without inertia.
+    """
     root = xml.etree.ElementTree.parse(path).getroot()
-    moving = {
-        child.get("link")
-        for joint in root.iter("joint")
-        for child in joint.findall("child")
-        if joint.get("type") != "fixed"
-    }
-    return [
-        link.get("name", "?")
-        for link in root.iter("link")
-        if link.get("name") in moving and link.find("inertial") is None
-    ]
+    links = {link.get("name", "?"): link for link in root.iter("link")}
+    moving, fixed = [], {}
+    for joint in root.findall("joint"):
+        parent, child = (joint.find(end).get("link") for end in ("parent", "child"))
+        if joint.get("type") == "fixed":
+            fixed.setdefault(parent, []).append(child)
+        else:
+            moving.append(child)
+
+    def heavy(name: str) -> bool:
+        return _says_inertia(links[name]) or (
+            links[name].find("collision") is None and any(map(heavy, fixed.get(name, ())))
+        )
+
+    return [name for name in links if name in moving and not heavy(name)]
+
+
+def _says_inertia(link: xml.etree.ElementTree.Element) -> bool:
+    """Mass and moments of inertia are there and positive."""
+    mass, inertia = link.find("inertial/mass"), link.find("inertial/inertia")
+    if mass is None or inertia is None:
+        return False
+    values = [mass.get("value", "0"), *(inertia.get(k, "0") for k in ("ixx", "iyy", "izz"))]
+    return all(float(value) > 0 for value in values)
 
 
 def _one_line(error: Exception) -> str:

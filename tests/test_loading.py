@@ -100,6 +100,60 @@ def test_everything_wrong_with_an_mjcf_is_listed_at_once(tmp_path):
     assert "1 joints without a name" in str(error.value)
 
 
+JOINTED = '<joint name="{0}" range="-90 90"/>'
+
+
+def test_every_moving_body_without_mass_is_named(tmp_path):
+    path = mjcf(
+        tmp_path,
+        f"""<geom size="1"/>
+        <body name="empty">{JOINTED.format("a")}
+          <body name="also">{JOINTED.format("b")}<geom size=".1" mass="0"/>
+            <body name="tip">{JOINTED.format("c")}<geom size=".1"/></body></body></body>
+        <body name="flat">{JOINTED.format("d")}<inertial pos="0 0 0" mass="1" diaginertia="0 0 0"/>
+        </body>
+        <body name="carrier">{JOINTED.format("e")}<body name="load"><geom size=".1"/></body></body>
+        <body name="frame"><site name="s"/></body>""",
+    )
+    with pytest.raises(ModelError, match="bodies without inertia: empty, also, flat$"):
+        load_robot(path)
+
+
+def test_a_moving_body_may_take_its_mass_from_one_welded_to_it(tmp_path):
+    body = f"""<body name="carrier">{JOINTED.format("a")}<body name="load"><geom size=".1"/></body>
+    </body><body name="frame"><site name="s"/></body>"""
+    assert load_robot(mjcf(tmp_path, body)).nbody == 4
+    inertial = '<inertial pos="0 0 0" mass="1e-6" diaginertia="1e-12 1e-12 1e-12"/>'
+    tiny = f'<body name="tiny">{JOINTED.format("a")}{inertial}</body>'
+    assert load_robot(mjcf(tmp_path, tiny)).body_mass[1] == 1e-6
+
+
+def test_a_range_without_limited_is_no_limit_where_the_file_says_so(tmp_path):
+    body = """<body><joint name="a" range="-1 1"/><joint name="b" range="-1 1" limited="true"/>
+    <geom size=".1"/></body>"""
+    path = mjcf(tmp_path, body, '<compiler autolimits="false"/>')
+    with pytest.raises(ModelError, match="robot.xml: joints without limits: a$"):
+        load_robot(path)
+
+
+def test_a_urdf_link_of_mass_0_lacks_inertia_and_a_fixed_one_may_lend_it(tmp_path):
+    none = LINK.format(name="hand", yaw=0, i=(1, 1, 1)).replace('mass value="1"', 'mass value="0"')
+    shape = '<collision><geometry><sphere radius="1"/></geometry></collision>'
+    path = urdf(
+        tmp_path,
+        f'<link name="arm"/><link name="wrist">{shape}</link>',
+        none,
+        *(LINK.format(name=name, yaw=0, i=(1, 1, 1)) for name in ("tool", "cuff")),
+        joint(),
+        joint(name="mount", kind="fixed", parent="arm", child="tool", limit=""),
+        joint(name="turn", parent="arm", child="wrist"),
+        joint(name="belt", kind="fixed", parent="wrist", child="cuff", limit=""),
+        joint(name="grip", parent="wrist", child="hand"),
+    )
+    with pytest.raises(ModelError, match="bodies without inertia: wrist, hand$"):
+        load_robot(path)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
