@@ -198,7 +198,7 @@ class TaskEnv:
         self._hold(ALL)
         next_obs = self._make_obs(ALL)
 
-        faulty, faults = self._faults(bad_action, terms, reward, next_obs)
+        faulty, faults = self._faults(bad_action, terms, reward, metrics, next_obs)
         if faults:
             terminated &= ~faulty
             reward = torch.where(faulty, 0.0, reward)
@@ -382,27 +382,32 @@ class TaskEnv:
             return action, None
         return torch.where(bad, torch.zeros_like(action), action), bad
 
-    def _faults(self, bad_action, terms, reward, next_obs) -> tuple[Tensor, tuple[Fault, ...]]:
+    def _faults(
+        self, bad_action, terms, reward, metrics, next_obs
+    ) -> tuple[Tensor, tuple[Fault, ...]]:
         """Rows that left the numbers, with one cause each."""
         total = reward.sum()
-        for value in next_obs.values():
+        for value in (*metrics.values(), *next_obs.values()):
             total = total + value.sum()
         if bad_action is None and torch.isfinite(total) & ~self.sim.faulty.any():
             return self.sim.faulty, ()  # one number tells that all is well, the usual case
         faulty = self.sim.faulty.clone()
         if bad_action is not None:
             faulty |= bad_action if bad_action.ndim == 1 else bad_action.any(1)
-        faulty |= ~torch.isfinite(reward)
+        for value in (reward, *metrics.values()):
+            faulty |= ~torch.isfinite(value)
         for value in next_obs.values():
             faulty |= ~torch.isfinite(value).all(1)
         if not faulty.any():
             return faulty, ()
         faults = []
         for row in faulty.nonzero().flatten().tolist():
-            faults.append(Fault(row, self._cause(row, bad_action, terms, next_obs)))
+            faults.append(
+                Fault(row, self._cause(row, bad_action, terms, reward, metrics, next_obs))
+            )
         return faulty, tuple(faults)
 
-    def _cause(self, row: int, bad_action, terms, next_obs) -> str:
+    def _cause(self, row: int, bad_action, terms, reward, metrics, next_obs) -> str:
         if bad_action is not None and bad_action[row].any():
             dims = self.spec.action
             if isinstance(dims, Discrete):
@@ -414,13 +419,16 @@ class TaskEnv:
         for name, value in terms.items():
             if not torch.isfinite(value[row]):
                 return f"reward: not finite in {name}"
+        if not torch.isfinite(reward[row]):
+            return "reward: not finite in the sum of terms"
         for group, value in next_obs.items():
             start = 0
             for term in self.spec.obs[group]:
                 if not torch.isfinite(value[row, start : start + term.width]).all():
                     return f"observation: not finite in {group}/{term.name}"
                 start += term.width
-        return "reward: not finite in the sum of terms"
+        name = next(k for k, v in metrics.items() if not torch.isfinite(v[row]))
+        return f"metrics: not finite in {name}"
 
 
 def _snapshot(values: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -297,6 +297,14 @@ def nan_obs(env, action):
     return action
 
 
+def nan_metric(env, action):
+    env.metrics = lambda: {
+        "good": torch.ones(4),
+        "bad": torch.tensor([1.0, 1.0, torch.nan, 1.0]),
+    }
+    return action
+
+
 def infinite_sum(env, action):
     env.reward_terms = lambda a: {"big": torch.tensor([0.0, 0.0, 1e39, 0.0], dtype=torch.float64)}
     return action
@@ -309,6 +317,7 @@ def infinite_sum(env, action):
         (infinite_state, "simulator: state is not finite"),
         (nan_reward, "reward: not finite in bad"),
         (infinite_sum, "reward: not finite in the sum of terms"),
+        (nan_metric, "metrics: not finite in bad"),
         (nan_obs, "observation: not finite in critic/vel"),
     ],
 )
