@@ -142,7 +142,8 @@ def test_a_held_command_outlives_a_new_one_and_a_new_episode():
     start = sum(t.width for t in terms[: [t.name for t in terms].index("command")])
     for held in (torch.tensor([0.5, -0.25, 0.125]), torch.zeros(3)):
         env.hold_command(held)
-        env.step(torch.zeros(2, 12))
+        for _ in range(11):  # into a new episode, for a clock that ran runs on for a while
+            env.step(torch.zeros(2, 12))
         for _ in range(30):  # new commands, of which a tenth say stand, and new episodes
             obs = env.step(torch.zeros(2, 12)).obs["actor"]
             seen = obs[:, start : start + 3] / torch.tensor([2.0, 2.0, 1.0])

@@ -52,7 +52,7 @@ def main(args: Play) -> dict:
     from ctrl_rl.commands.eval import task_config
     from ctrl_rl.evaluation import EVALUATION_SEED
     from ctrl_rl.making import make
-    from ctrl_rl.policy import load_policy
+    from ctrl_rl.policy import check_fits, load_policy
 
     if args.speed <= 0:
         raise ValueError(f"--speed must be positive, not {args.speed}")
@@ -67,6 +67,7 @@ def main(args: Play) -> dict:
         threads=1,
         config=config.nominal() if args.nominal else config.evaluation(),
     )
+    check_fits(policy, env.spec)
     operator = Operator(env.spec.command)
     viewer = env.open_viewer(operator.help(), web=args.web, port=args.port)
     try:
@@ -126,9 +127,6 @@ def play(
     """
     import torch
 
-    from ctrl_rl.policy import check_fits
-
-    check_fits(policy, env.spec)
     step_dt, steps, episode_return = env.spec.step_dt, 0, 0.0
     obs = env.reset()
     due = time.monotonic()
