@@ -117,7 +117,9 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m sim2real.mock", description="Run a policy file on a mock robot."
     )
     parser.add_argument("policy", help="policy.onnx, as `ctrl-rl export` writes it")
-    parser.add_argument("--seconds", type=float, default=5.0, help="after the soft start [s]")
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, help="after the soft start [s]; inf until Ctrl-C"
+    )
     parser.add_argument(
         "--command",
         type=float,
@@ -138,6 +140,8 @@ def main(arguments: list[str] | None = None) -> int:
         if asked.command is not None and len(asked.command) != len(dims):
             names = ", ".join(d.name for d in dims) or "none"
             raise CardError(f"--command needs {len(dims)} value(s): {names}")
+        if not np.isfinite(asked.command or ()).all():
+            raise CardError(f"--command must be numbers, not {' '.join(map(str, asked.command))}")
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

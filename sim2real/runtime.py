@@ -209,7 +209,10 @@ class Observer:
         self._last_walk[rows] = NEVER
 
     def clamp(self, command) -> np.ndarray:
-        """The command (N, C) inside the ranges that training saw."""
+        """The command (N, C) inside the ranges that training saw.
+
+        What is no number stays so, and with it the target: `Guard` stops the robot.
+        """
         command = np.atleast_2d(np.asarray(command, np.float64))
         if command.shape[1] != len(self._low_command):
             names = ", ".join(c.name for c in self.spec.command) or "nothing"
@@ -399,49 +402,52 @@ def run(
 ) -> LoopReport:
     """Run the policy at its own rate; the robot is damped when this returns or raises.
 
-    A tick that was missed is skipped and never made up for. While the guard brings the robot
-    softly to its default pose, the policy waits.
+    A tick that was missed is skipped and never made up for: the policy's clock counts steps, as in
+    training, and the guard stops a loop that misses too many. While the guard brings the robot
+    softly to its default pose, the policy waits. Ctrl-C ends the loop as `seconds` does.
 
     Args:
         hardware: the robot.
         controller: made with the robot's `joint_names`, for one robot.
         guard: every command passes through it; made with the same names.
         command: time since start [s] -> what the operator asks for (C,).
-        seconds: how long; math.inf until interrupted.
+        seconds: how long; math.inf until Ctrl-C.
         clock: monotonic time [s], the clock of `Reading.time`.
         sleep: waits [s].
     """
     period = controller.spec.step_dt
-    begin, compute, late = [], [], []
+    steps: list[tuple[float, float, float]] = []  # begin, compute, late
     skipped = tick = 0
     start = clock()
     try:
         while tick * period < seconds:
             now = clock()
-            reading = hardware.read()
+            reading, asked = hardware.read(), None
             if guard.starting[0]:
                 controller.reset()
                 wanted = controller.default_pos[None]
             else:
-                wanted = controller.step(reading, command(now - start))
-            hardware.write(guard.check(wanted, reading, clock()))
+                asked = command(now - start)
+                wanted = controller.step(reading, asked)
+            hardware.write(guard.check(wanted, reading, clock(), asked))
             end = clock()
-            begin.append(now)
-            compute.append(end - now)
-            late.append(now - start - tick * period)
+            steps.append((now, end - now, now - start - tick * period))
             following = max(tick + 1, math.ceil((end - start) / period))
             skipped += following - tick - 1
             tick = following
             sleep(max(0.0, start + tick * period - clock()))
+    except KeyboardInterrupt:
+        pass  # the operator has seen enough; the report is still wanted
     finally:
         stopped = guard.causes[0]
         guard.stop("the control loop ended")
         hardware.write(guard.damping())
+    begin, compute, late = np.reshape(steps, (-1, 3)).T
     return LoopReport(
         step_dt=period,
-        begin=np.array(begin),
-        compute=np.array(compute),
-        late=np.array(late),
+        begin=begin,
+        compute=compute,
+        late=late,
         skipped=skipped,
         stopped=stopped,
     )

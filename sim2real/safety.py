@@ -8,8 +8,9 @@ A command that leaves `Guard.check` is one of two kinds:
 - the stop: pure damping (or a hold of the last pose), whose torque is inside the effort limit too.
 
 What cannot be made safe by moving a target stops the robot: tilt, a stale or broken reading, a
-missed deadline, a target that is no number, limits that contradict each other. A stop latches
-until `reset`; after a reset the robot is first brought softly from its present pose.
+missed deadline, a loop that is too slow, a command or target that is no number, limits that
+contradict each other. A stop latches until `reset`; after a reset the robot is first brought softly
+from its present pose.
 
 The guard runs in the policy's process. If that process hangs nothing is sent any more, so the
 motors' own watchdog must damp them; and it does not replace an emergency switch.
@@ -18,6 +19,7 @@ Needs numpy and `ctrl_rl.spec` alone. Serves N robots at once (leading axis), as
 """
 
 import math
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +34,7 @@ from sim2real.runtime import (
     projected_gravity,
 )
 
+WINDOW = 50  # [commands] over which `Limits.max_behind_steps` is measured
 QUAT_TOLERANCE = 0.1  # [-] of an orientation's length from 1; a sensor's rounding is far below
 
 
@@ -53,6 +56,8 @@ class Limits:
     """Oldest reading that may be acted on [policy steps]."""
     max_gap_steps: float = 3.0
     """Longest time between two commands [policy steps]."""
+    max_behind_steps: float = 10.0
+    """How far the last 50 commands may have fallen behind the clock [policy steps]."""
     soft_start_s: float = 2.0
     """Time in which targets move from the pose found to the pose wanted [s]."""
     stop: str = "damp"
@@ -60,7 +65,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         positive = ("target_speed", "effort_share", "velocity_share", "max_tilt")
-        for name in (*positive, "max_age_steps", "max_gap_steps"):
+        for name in (*positive, "max_age_steps", "max_gap_steps", "max_behind_steps"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
         for name in ("pos_margin", "soft_start_s"):
@@ -94,6 +99,7 @@ class Guard:
     ) -> None:
         self.limits = limits = Limits() if limits is None else limits
         self.joint_names, self.num_robots = joint_names, num_robots
+        self.command_names = tuple(c.name for c in spec.command)
         match_joints(spec, joint_names)
         self.default_pos = default_pos(spec, joint_names)
         joints = {j.name: j for j in robot_of(spec).joints}
@@ -133,7 +139,10 @@ class Guard:
         self._target = np.zeros((n, j))
         self._start_pos = np.zeros((n, j))
         self._start_time = np.zeros(n)
-        self._last_time = 0.0
+        self._times: deque[float] = deque(maxlen=WINDOW)
+        """When the last commands were asked for, newest last [s]."""
+        self._count = np.zeros(n, np.int64)
+        """Commands of each robot since it began (N,)."""
 
     def reset(self, rows=slice(None)) -> None:
         """Release a stop; the next command begins a soft start from the pose found then."""
@@ -149,19 +158,22 @@ class Guard:
         mask[rows] = True
         self._latch(mask, lambda i: cause)
 
-    def check(self, wanted: np.ndarray, reading: Reading, now: float) -> JointCommand:
+    def check(
+        self, wanted: np.ndarray, reading: Reading, now: float, asked: np.ndarray | None = None
+    ) -> JointCommand:
         """The command to send.
 
         Args:
             wanted: joint targets (N, J) [rad] in the robot's order.
             reading: what they were computed from.
             now: time on the clock of `reading.time` [s]; call once per policy step.
+            asked: what the operator asked for (N, C), from which they were computed, too.
         """
         n, j = self._target.shape
         wanted = np.reshape(np.asarray(wanted, np.float64), (n, j))
         pos = np.reshape(np.asarray(reading.joint_pos, np.float64), (n, j))
         vel = np.reshape(np.asarray(reading.joint_vel, np.float64), (n, j))
-        self._find_faults(wanted, pos, vel, reading, now)
+        self._find_faults(wanted, pos, vel, reading, now, asked)
         self._begin_fresh(pos, now)
 
         usable = np.isfinite(pos) & np.isfinite(vel)
@@ -185,7 +197,6 @@ class Guard:
         if self.stopped.any():
             holds = usable & (low <= self._target) & (self._target <= high)
             self._stop_gains(kp, kd, vel, usable, holds)
-        self._last_time = now
         return JointCommand(pos=self._target.copy(), kp=kp, kd=kd)
 
     def damping(self) -> JointCommand:
@@ -199,8 +210,8 @@ class Guard:
 
     # Inside -----------------------------------------------------------------------------------
 
-    def _find_faults(self, wanted, pos, vel, reading: Reading, now: float) -> None:
-        """Latch the stop where reading, target or timing cannot be trusted."""
+    def _find_faults(self, wanted, pos, vel, reading: Reading, now: float, asked) -> None:
+        """Latch the stop where reading, command, target or timing cannot be trusted."""
         limits, everyone = self.limits, np.ones(self.num_robots, bool)
         bad_pos, bad_vel, bad_target = ~np.isfinite(pos), ~np.isfinite(vel), ~np.isfinite(wanted)
         self._latch(bad_pos.any(1), lambda i: f"position of {self._names(bad_pos[i])} is no number")
@@ -209,13 +220,7 @@ class Guard:
         if not -self.step_dt <= age <= longest:
             text = f"the reading is {1e3 * age:.0f} ms old (at most {1e3 * longest:.0f} ms)"
             self._latch(everyone, lambda i: text)
-        gap, longest = now - self._last_time, limits.max_gap_steps * self.step_dt
-        if not 0 <= gap <= longest:
-            late = (
-                f"missed deadline: {1e3 * gap:.0f} ms since the last command "
-                f"(at most {1e3 * longest:.0f} ms)"
-            )
-            self._latch(~self._fresh, lambda i: late)
+        self._find_lateness(now)
         if reading.gyro is not None:
             gyro = np.reshape(reading.gyro, (self.num_robots, 3))
             self._latch(
@@ -223,10 +228,39 @@ class Guard:
             )
         if self._tilts:
             self._find_tilt(reading, everyone)
-        # Last, for a target is no number where a reading is none: that cause says more.
+        if asked is not None:
+            bad_asked = ~np.isfinite(np.reshape(asked, (self.num_robots, len(self.command_names))))
+            self._latch(
+                bad_asked.any(1),
+                lambda i: f"command {_pick(self.command_names, bad_asked[i])} is no number",
+            )
+        # Last, for a target is no number where what it came from is none: that cause says more.
         self._latch(
             bad_target.any(1), lambda i: f"target of {self._names(bad_target[i])} is no number"
         )
+
+    def _find_lateness(self, now: float) -> None:
+        """Latch the stop where commands come too late, once or on the whole."""
+        times, limits = np.array(self._times), self.limits
+        if len(times):
+            gap, longest = now - times[-1], limits.max_gap_steps * self.step_dt
+            if not 0 <= gap <= longest:
+                late = (
+                    f"missed deadline: {1e3 * gap:.0f} ms since the last command "
+                    f"(at most {1e3 * longest:.0f} ms)"
+                )
+                self._latch(~self._fresh, lambda i: late)
+            count = np.clip(self._count, 1, len(times))
+            behind = (now - times[-count]) / self.step_dt - count
+            self._latch(
+                ~(behind <= limits.max_behind_steps + 1e-6) & ~self._fresh,  # a clock's rounding
+                lambda i: (
+                    f"missed deadlines: the last {count[i]} commands took {behind[i]:.0f} policy "
+                    f"steps too long (at most {limits.max_behind_steps:g})"
+                ),
+            )
+        self._times.append(now)
+        self._count = np.where(self._fresh, 1, self._count + 1)
 
     def _find_tilt(self, reading: Reading, everyone) -> None:
         """Latch the stop where the base is tilted or its orientation cannot be trusted."""
@@ -307,4 +341,8 @@ class Guard:
             self.starting = self.starting & ~new
 
     def _names(self, mask: np.ndarray) -> str:
-        return ", ".join(n for n, bad in zip(self.joint_names, mask, strict=True) if bad)
+        return _pick(self.joint_names, mask)
+
+
+def _pick(names: tuple[str, ...], mask: np.ndarray) -> str:
+    return ", ".join(n for n, bad in zip(names, mask, strict=True) if bad)

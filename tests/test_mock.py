@@ -106,10 +106,24 @@ def test_a_dead_sensor_stops_the_robot(policy_file, capsys):
     assert "old (at most 60 ms)" in capsys.readouterr().out
 
 
+def test_ctrl_c_prints_the_report(policy_file, capsys, monkeypatch):
+    def interrupted(robot):
+        if robot.written == 3:
+            raise KeyboardInterrupt
+        return read(robot)
+
+    read = MockRobot.read
+    monkeypatch.setattr(MockRobot, "read", interrupted)
+    assert main([str(policy_file), "--seconds", "inf"]) == 0
+    assert "steps           3" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["--command", "1"], "--command needs 2 value(s): walk, turn"),
+        (["--command", "nan", "0"], "--command must be numbers, not nan 0"),
+        (["--command", "0", "inf"], "--command must be numbers, not 0.0 inf"),
         (["--seconds", "0.1", "--soft-start-s", "-1"], "soft_start_s"),
     ],
 )

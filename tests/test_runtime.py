@@ -394,7 +394,7 @@ class Bench:
         reading = Reading(time=self.clock.now, **values)
         if self.work:
             work = self.work.pop(0)
-            if isinstance(work, Exception):
+            if isinstance(work, BaseException):
                 raise work
             self.clock.now += work
         return reading
@@ -465,6 +465,30 @@ def test_a_stop_is_reported():
     assert "missed deadline" in report.stopped or "old" in report.stopped
     assert all(not c.kp.any() for c in bench.sent[3:])
     assert "missed" in str(report) or "old" in str(report)
+
+
+def test_a_loop_that_always_overruns_is_stopped():
+    report, bench, controller = play(work=[0.03] * 200, seconds=4.0)
+    assert "missed deadlines" in report.stopped
+    assert all(c.kp.all() for c in bench.sent[:11])
+    assert all(not c.kp.any() for c in bench.sent[11:])
+
+
+def test_a_command_that_is_no_number_stops_by_its_name():
+    command = lambda t: [0.5, math.nan if t > 0.09 else 0.2]  # noqa: E731
+    report, bench, _ = play(command=command)
+    assert report.stopped == "command turn is no number"
+    assert bench.sent[4].kp.all()  # at 0.08 s
+    assert all(not c.kp.any() for c in bench.sent[5:])
+
+
+def test_ctrl_c_damps_the_robot_and_keeps_the_report():
+    report, bench, _ = play(work=[0.004] * 7 + [KeyboardInterrupt()], seconds=math.inf)
+    assert len(report.begin) == len(report.compute) == len(report.late) == 7
+    assert report.stopped is None
+    assert "never stopped" in str(report)
+    assert bench.sent[-2].kp.all()
+    assert not bench.sent[-1].kp.any()
 
 
 def test_a_reading_that_grew_old_while_the_policy_thought_is_not_acted_on():

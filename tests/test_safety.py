@@ -24,7 +24,9 @@ class Bench:
         self.guard = Guard(spec or make_spec(), NAMES, limits)
         self.now = 50.0
 
-    def __call__(self, wanted=DEFAULT, *, pos=DEFAULT, vel=0.0, age=0.0, gap=DT, **orientation):
+    def __call__(
+        self, wanted=DEFAULT, *, pos=DEFAULT, vel=0.0, age=0.0, gap=DT, asked=None, **orientation
+    ):
         self.now += gap
         if orientation.keys() <= {"gyro"}:
             orientation["quat"] = np.array([1.0, 0, 0, 0])
@@ -34,7 +36,7 @@ class Bench:
             joint_vel=np.zeros(3) + vel,
             **orientation,
         )
-        return self.guard.check(np.array(wanted, float), reading, self.now)
+        return self.guard.check(np.array(wanted, float), reading, self.now, asked)
 
     @property
     def cause(self):
@@ -118,6 +120,9 @@ def test_a_joint_that_is_too_fast_is_only_braked():
         # a broken reading makes the target no number, too; the reading is named
         ({"gyro": np.array([np.nan, 0, 0]), "wanted": [np.nan] * 3}, "gyro's angular velocity"),
         ({"quat": np.zeros(4), "wanted": [np.nan] * 3}, "orientation is no number"),
+        # so does a command that is none; order walk, turn
+        ({"asked": [0.5, np.nan], "wanted": [np.nan] * 3}, "command turn is no number"),
+        ({"asked": [-np.inf, np.nan]}, "command walk, turn is no number"),
         ({"gravity": np.array([1.0, 0.0, 0.0])}, "tilt of 90"),
         ({"quat": None}, "no orientation"),
         ({"pos": [0.3, 5.0, 0.2]}, "no safe target for a"),
@@ -147,6 +152,53 @@ def test_what_is_just_allowed_goes_on(call):
     bench = Bench()
     bench()
     np.testing.assert_array_equal(bench(**call).kp, [KP])
+
+
+def calls_until_stopped(bench, gaps) -> int:
+    bench()
+    for count, gap in enumerate(gaps, 1):
+        if not bench(gap=gap).kp.any():
+            return count
+    return 0
+
+
+def test_a_loop_that_is_always_late_is_stopped():
+    # each command is one step late and none is too late by itself: the eleventh is one too many
+    bench = Bench()
+    assert calls_until_stopped(bench, [2 * DT] * 60) == 11
+    assert bench.cause == (
+        "missed deadlines: the last 11 commands took 11 policy steps too long (at most 10)"
+    )
+    bench.guard.reset()
+    bench.now += 5.0  # a pause before the release counts as nothing
+    bench()
+    assert bench.cause is None
+    # every third is one step late: 50 commands lose more than ten steps
+    assert 0 < calls_until_stopped(Bench(), [DT, DT, 2 * DT] * 20) <= 50
+    # a slow clock of the robot's own loop: 25 ms lose 12.5 steps in 50 commands, 23 ms 7.5
+    assert 0 < calls_until_stopped(Bench(), [0.025] * 60) <= 50
+    assert calls_until_stopped(Bench(), [0.023] * 500) == 0
+
+
+def test_a_release_of_one_robot_forgives_no_other():
+    guard = Guard(make_spec(), NAMES, LIMITS, num_robots=2)
+    pos, quat = np.tile(DEFAULT, (2, 1)), np.tile([1.0, 0, 0, 0], (2, 1))
+    for k in range(12):  # each one step late
+        now = 2 * DT * k
+        reading = Reading(time=now, joint_pos=pos, joint_vel=0 * pos, quat=quat)
+        guard.check(pos, reading, now)
+        assert guard.stopped.tolist() == [k == 11, False]
+        if k == 5:
+            guard.reset([1])
+
+
+def test_late_commands_now_and_then_are_allowed():
+    assert calls_until_stopped(Bench(), ([DT] * 9 + [2 * DT]) * 50) == 0
+    assert calls_until_stopped(Bench(), [0.012, 0.028] * 300) == 0  # jitter is no lateness
+    patient = dataclasses.replace(LIMITS, max_behind_steps=20.0)
+    assert calls_until_stopped(Bench(patient), [2 * DT] * 60) == 21
+    with pytest.raises(ValueError, match="max_behind_steps"):
+        Limits(max_behind_steps=0.0)
 
 
 def test_tilt_is_the_bases_not_the_imus():
