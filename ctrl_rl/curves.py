@@ -9,6 +9,10 @@ import numpy as np
 from ctrl_rl.runs import read_config, read_metrics
 
 COLORS = ("#2563eb", "#ea580c", "#16a34a", "#9333ea", "#dc2626", "#0891b2", "#a16207", "#4b5563")
+STYLES = ("-", (0, (3, 1.5)), (0, (1, 1)))
+"""Of the first lines of a panel, one per colour, of the next, and so on."""
+BESIDE_LINES = 4
+"""Lines up to which a panel has room for its legend; that of more stands below it."""
 GROUPS = (  # title, keys (or prefixes ending in "/") that share a panel
     ("Episode return", ("rollout/episode_return", "eval/episode_return")),
     ("Episode length [steps]", ("rollout/episode_length", "eval/episode_length")),
@@ -34,7 +38,9 @@ def draw_run(folder: Path) -> Path | None:
     panels = _panels(rows)
     columns = 3
     lines = math.ceil(len(panels) / columns)
-    figure = _figure(4.6 * columns, 2.9 * lines + 0.5)
+    tall = [len(keys) for _, keys in panels if len(keys) > BESIDE_LINES]
+    legends = 0.15 * sum(math.ceil(count / 3) + 1 for count in tall)
+    figure = _figure(4.6 * columns, 2.9 * lines + 0.5 + legends)
     figure.suptitle(
         f"{config['task']} · {config['algo']} · seed {config['run']['seed']}",
         x=0.012,
@@ -54,7 +60,7 @@ def draw_run(folder: Path) -> Path | None:
                 marker="o" if evaluation or len(x) < 2 else None,
                 markersize=3.5,
                 linewidth=1.5,
-                linestyle="-" if i < len(COLORS) else "--",
+                linestyle=STYLES[i // len(COLORS) % len(STYLES)],
                 label=_label(key, title),
             )
         _dress(axes, title)
@@ -63,8 +69,11 @@ def draw_run(folder: Path) -> Path | None:
         ):
             axes.set_yscale("log")
             axes.tick_params(which="minor", labelleft=False)
-        if len(keys) > 1:
-            axes.legend(fontsize=7, frameon=False, ncols=2 if len(keys) > 5 else 1)
+        if len(keys) > BESIDE_LINES:
+            below = {"loc": "upper left", "bbox_to_anchor": (-0.1, -0.17), "ncols": 3}
+            axes.legend(fontsize=6.5, frameon=False, handlelength=2.6, columnspacing=1.0, **below)
+        elif len(keys) > 1:
+            axes.legend(fontsize=7, frameon=False)
     path = Path(folder) / "curves.png"
     figure.savefig(path)
     return path

@@ -78,3 +78,16 @@ def test_one_run_gets_all_its_figures(tmp_path):
     assert panels["Reward terms, mean per step"] == ["reward/a", "reward/b"]
     assert curves.draw_run(folder).read_bytes().startswith(b"\x89PNG")
     assert curves.draw_run(write_run(tmp_path / "empty", [])) is None
+
+
+def test_many_lines_can_be_told_apart_and_are_not_covered(tmp_path, monkeypatch):
+    figures = []
+    make = curves._figure
+    monkeypatch.setattr(curves, "_figure", lambda *size: figures.append(make(*size)) or figures[0])
+    rows = [{"step": k} | {f"reward/term_{i}": i * k for i in range(13)} for k in (1, 2, 3)]
+    curves.draw_run(write_run(tmp_path / "r", rows))
+    (axes,) = figures[0].axes
+    looks = {(line.get_color(), str(line.get_linestyle())) for line in axes.get_lines()}
+    assert len(axes.get_lines()) == len(looks) == 13
+    box = axes.get_legend().get_window_extent()
+    assert box.y1 < axes.get_window_extent().y0 and box.y0 >= 0
