@@ -171,7 +171,7 @@ def latency(results: Path) -> str:
         return f"Inference latency: {NOT_MEASURED}."
     result = cells["go1"]["result"]
     rows = [
-        ["onnxruntime, as shipped", f"{result['us']['onnxruntime']:.1f} µs"],
+        ["onnxruntime, as exported", f"{result['us']['onnxruntime']:.1f} µs"],
         ["the same policy in eager torch", f"{result['us']['torch']:.1f} µs"],
         ["ratio", f"{result['ratio']:.2f}"],
     ]

@@ -28,15 +28,15 @@ class Procedure:
     episodes: int = 200
     """Robots, one episode each."""
     episode_s: float = 20.0
-    """[s]"""
+    """How long each robot follows commands [s]."""
     command_s: float = 5.0
     """Time between commands [s]."""
     settle_s: float = 1.0
     """Left out after each new command [s]."""
     stand_s: float = 10.0
-    """[s]"""
+    """How long a robot told to stand is watched, once it has settled [s]."""
     max_tilt_deg: float = 60.0
-    """[deg]"""
+    """Tilt of the body from upright that counts as a fall [deg]."""
     seed: int = 0
     """Decides starts and commands."""
     threads: int = 0

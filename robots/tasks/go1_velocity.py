@@ -141,7 +141,7 @@ class Go1VelocityConfig:
     """Task settings; every range is uniform."""
 
     episode_length_s: float = 20.0
-    """[s]"""
+    """Time after which an episode is cut off [s]."""
     command_lin_vel_x: tuple[float, float] = (-1.0, 1.0)
     """Forward velocity [m/s]."""
     command_lin_vel_y: tuple[float, float] = (-0.5, 0.5)
@@ -159,7 +159,7 @@ class Go1VelocityConfig:
     swing_height: float = 0.08
     """Foot clearance at mid-swing [m]."""
     base_height: float = 0.28
-    """[m]"""
+    """Height of the base above the floor that the reward wants [m]."""
     tracking_variance: float = 0.15
     """Width of the tracking rewards [(m/s)^2, (rad/s)^2]."""
     rewards: Rewards = Rewards()
