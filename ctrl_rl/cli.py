@@ -85,7 +85,7 @@ def parse(cls, argv: list[str], prog: str, default=None, description: str | None
     for word in argv:
         flag = word.split("=")[0]
         if flag.startswith("--") and flag.replace("_", "-") not in (*flags, "--help", "--"):
-            raise UsageError(f"unknown flag {flag}{registry.nearest(flag, flags)}")
+            raise UsageError(f"unknown flag {flag}{_nearest_flag(flag, flags)}")
     error = io.StringIO()
     keywords = {} if default is None else {"default": default}
     try:
@@ -101,6 +101,18 @@ def parse(cls, argv: list[str], prog: str, default=None, description: str | None
         if leave.code in (0, None):
             raise
         raise UsageError(_flatten(error.getvalue())) from None
+
+
+def check_least(config, least: int, *names: str) -> None:
+    """Refuse a number below `least` in one of these fields; None is left alone.
+
+    Raises:
+        ValueError: the first such field.
+    """
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and value < least:
+            raise ValueError(f"{name} must be at least {least}, not {value}")
 
 
 def field_docs(cls) -> dict[str, str]:
@@ -185,6 +197,15 @@ def _flags(cls, prefix: str = "--") -> list[str]:
         else:
             found.append(prefix + name)
     return found
+
+
+def _nearest_flag(flag: str, flags: list[str]) -> str:
+    """As `registry.nearest`: the same name under another prefix, or one under the same prefix."""
+    prefix, _, name = flag.removeprefix("--").rpartition(".")
+    split = {known: known.removeprefix("--").rpartition(".") for known in flags}
+    same_name = [known for known, parts in split.items() if parts[2] == name]
+    same_prefix = [known for known, parts in split.items() if prefix and parts[0] == prefix]
+    return registry.nearest(flag, same_name or same_prefix or flags)
 
 
 def _flatten(text: str) -> str:

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import tyro
 
+from ctrl_rl import cli
+
 SLICES = 5
 """Slices of the bare environment; the median counts."""
 
@@ -38,10 +40,8 @@ class Bench:
     def __post_init__(self) -> None:
         if not 0 < self.seconds < float("inf"):
             raise ValueError(f"seconds must be positive, not {self.seconds}")
-        for name in ("num_envs", "torch_threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
+        cli.check_least(self, 1, "num_envs", "torch_threads")
+        cli.check_least(self, 0, "threads")
 
 
 def main(args: Bench) -> dict:

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import tyro
 
+from ctrl_rl import cli
+
 
 @dataclass(frozen=True, kw_only=True)
 class Eval:
@@ -37,10 +39,8 @@ class Eval:
     """Threads of torch."""
 
     def __post_init__(self) -> None:
-        for name in ("episodes", "num_envs", "torch_threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
+        cli.check_least(self, 1, "episodes", "num_envs", "torch_threads")
+        cli.check_least(self, 0, "threads")
 
 
 def main(args: Eval) -> dict:
