@@ -7,6 +7,8 @@ without running any code in it.
 
 import io
 import os
+import pickle
+import shutil
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +17,9 @@ import torch
 
 FORMAT = 1
 """Version of checkpoints and of config.json; another one is refused."""
+
+MIN_FREE_BYTES = 256 * 2**20
+"""Free disk a run asks for before it starts."""
 
 
 def plain(value, where: str = "checkpoint"):
@@ -67,6 +72,10 @@ def load_checkpoint(path: Path) -> dict:
             if broken := archive.testzip():
                 raise ValueError(f"wrong checksum of {broken}")
         content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:  # torch would advise to run whatever is in it
+        raise ValueError(
+            f"{path} is not a checkpoint of ctrl-rl: it holds something other than data"
+        ) from None
     except Exception as error:  # torch raises many kinds for many sorts of damage
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f"{path} is damaged or not a checkpoint: {reason}") from None
@@ -77,6 +86,26 @@ def load_checkpoint(path: Path) -> dict:
             f"{path} has checkpoint format {content['format']}, this version reads {FORMAT}"
         )
     return content
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, with its parents, and see that a run can be written there.
+
+    Raises:
+        ValueError: it cannot be written, or its disk is too full.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(folder / ".writable") as file:
+            file.write("x")
+        (folder / ".writable").unlink()
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise ValueError(f"cannot write to {folder}: {error.strerror or error}") from None
+    if free < MIN_FREE_BYTES:
+        raise ValueError(
+            f"only {free / 2**20:.0f} MiB free for {folder}; a run needs {MIN_FREE_BYTES >> 20} MiB"
+        )
 
 
 class replacing:

@@ -460,6 +460,8 @@ def train(
         began = time.perf_counter()
         rollout, metrics = collect(ppo.act, env, ppo.draw_noise())
         collected = time.perf_counter()
+        for t, fault in rollout.faults:
+            run.report_fault(step + (t + 1) * env.spec.num_envs, fault)
         step += rollout.reward.numel()
         try:
             metrics |= ppo.update(rollout)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ctrl_rl.env import Obs, VecEnv
+from ctrl_rl.env import Fault, Obs, VecEnv
 
 Act = Callable[[Obs, Tensor], tuple[Tensor, Tensor]]
 
@@ -33,6 +33,8 @@ class Rollout:
     """group -> (E, d), raw: true successors, in the order of `ended.nonzero()`"""
     ended_faulty: Tensor
     """(E,) bool: the row ended by a fault, so that its successor was never seen"""
+    faults: tuple[tuple[int, Fault], ...]
+    """(t, fault) for each of them, t the step within the roll-out"""
 
     @property
     def ended(self) -> Tensor:
@@ -53,8 +55,8 @@ def collect(act: Act, env: VecEnv, noise: Tensor) -> tuple[Rollout, dict[str, fl
         The roll-out, and the mean per step of each reward term and task figure.
     """
     obs = env.observe()
-    trace, ended_obs, faulty, infos, faults = [], [], [], [], 0
-    for step_noise in noise:
+    trace, ended_obs, faulty, infos, faults = [], [], [], [], []
+    for t, step_noise in enumerate(noise):
         head, action = act(obs, step_noise)
         step = env.step(action)
         trace.append((obs, head, action, step.reward, step.terminated, step.truncated))
@@ -65,7 +67,7 @@ def collect(act: Act, env: VecEnv, noise: Tensor) -> tuple[Rollout, dict[str, fl
             ended_obs.append({g: x[rows] for g, x in step.next_obs.items()})
             bad = torch.tensor([f.row for f in step.info.faults], dtype=rows.dtype)
             faulty.append(torch.isin(rows, bad.to(rows.device)))
-            faults += len(bad)
+            faults += [(t, fault) for fault in step.info.faults]
         obs = step.obs
     seen, *rest = zip(*trace, strict=True)
     nothing = {g: x[:0] for g, x in obs.items()}
@@ -75,6 +77,7 @@ def collect(act: Act, env: VecEnv, noise: Tensor) -> tuple[Rollout, dict[str, fl
         last_obs=obs,
         ended_next_obs={g: torch.cat([o[g] for o in (nothing, *ended_obs)]) for g in obs},
         ended_faulty=torch.cat([torch.zeros(0, dtype=torch.bool, device=env.device), *faulty]),
+        faults=tuple(faults),
     )
     metrics = {k: torch.stack([i[k] for i in infos]).mean().item() for k in infos[0]}
-    return rollout, {**metrics, "rollout/faults": faults}
+    return rollout, {**metrics, "rollout/faults": len(faults)}

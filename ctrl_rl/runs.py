@@ -24,13 +24,18 @@ from pathlib import Path
 
 import torch
 
-from ctrl_rl.checkpoints import FORMAT, load_checkpoint, replacing, save_checkpoint, write_text
+from ctrl_rl.checkpoints import (
+    FORMAT,
+    load_checkpoint,
+    make_folder,
+    replacing,
+    save_checkpoint,
+    write_text,
+)
+from ctrl_rl.env import Fault
 from ctrl_rl.progress import Progress
 from ctrl_rl.provenance import provenance
 from ctrl_rl.spec import EnvSpec
-
-MIN_FREE_BYTES = 256 * 2**20
-"""Free disk a run asks for before it starts."""
 
 BEST_KEY = "eval/episode_return"
 """The figure that decides `best.pt`; higher is better."""
@@ -137,6 +142,7 @@ class Run:
     ) -> None:
         self.folder = None if folder is None else Path(folder)
         self.rows: list[dict[str, float]] = []
+        self.faults: dict[str, tuple[int, int]] = {}
         self.metrics: dict[str, str] = {}
         self.total_steps = 0
         self.settings = settings or {}
@@ -154,8 +160,8 @@ class Run:
         self._console = Progress() if console and folder is not None else None
         self._new_folders: list[Path] = []
         if self.folder is not None:
-            missing = (f for f in (self.folder, *self.folder.parents) if not f.exists())
-            self._new_folders = list(missing)
+            folders = (self.folder, *self.folder.parents)
+            self._new_folders = [f for f in folders if not f.exists()]
             try:
                 _claim(self.folder, resume)
             except ValueError:
@@ -215,12 +221,14 @@ class Run:
                 self._check_same(record, made, "holds a checkpoint of a run with")
         write_text(self.folder / "config.json", json.dumps(record, indent=1) + "\n")
         (self.folder / "checkpoints").mkdir(exist_ok=True)
-        self._open_logs(self._checkpoint["step"] if self._checkpoint else 0)
+        step = self._checkpoint["step"] if self._checkpoint else 0
+        self._open_logs(step)
         self._catch_signals()
+        self._say(f"{env.spec.task}, {algo}, {env.spec.num_envs} environments; {self.folder}")
+        if self._resume and not self._checkpoint:
+            self._say("the run was stopped before its first checkpoint: it begins anew at step 0")
         if self._console:
-            self._console.start(
-                self.total_steps, self._checkpoint["step"] if self._checkpoint else 0
-            )
+            self._console.start(self.total_steps, step)
 
     def restore(self) -> dict | None:
         """What `save` was given last, as {"step", "policy", "learner", "env"}; None at step 0."""
@@ -251,6 +259,17 @@ class Run:
                 self._tensorboard.add_scalar(key, value, step)
         if self._console:
             self._console.show(step, self.rows[-1])
+
+    def report_fault(self, step: int, fault: Fault) -> None:
+        """Name a fault; one of the same cause as an earlier one is counted, not said again.
+
+        `faults` keeps cause -> (step, environment) of the first.
+        """
+        if fault.cause in self.faults:
+            return
+        self.faults[fault.cause] = step, fault.row
+        where = f"environment {fault.row} at env step {step:,}"
+        self._say(f"fault in {where}: {fault.cause}; it was reset, and training goes on")
 
     def due(self, kind: str, step: int) -> bool:
         """Whether it is time for "eval" or "checkpoint"; ask once per iteration, eval first.
@@ -327,14 +346,13 @@ class Run:
         from ctrl_rl import curves
 
         curves.draw_run(self.folder)
-        if self._console:
-            if step >= self.total_steps:
-                self._console.say(f"finished: {step:,} env steps, {self.folder}")
-            else:
-                self._console.say(
-                    f"stopped at {step:,} of {self.total_steps:,} env steps; "
-                    f"go on with: ctrl-rl train --resume {self.folder}"
-                )
+        if step >= self.total_steps:
+            self._say(f"finished: {step:,} env steps, {self.folder}")
+        else:
+            self._say(
+                f"stopped at {step:,} of {self.total_steps:,} env steps; "
+                f"go on with: ctrl-rl train --resume {self.folder}"
+            )
 
     def close(self) -> None:
         """Flush and give the signal handlers back; safe to call twice."""
@@ -353,6 +371,10 @@ class Run:
         self._forget_folder()
 
     # Inside -----------------------------------------------------------------------------------
+
+    def _say(self, line: str) -> None:
+        if self._console:
+            self._console.say(line)
 
     def _forget_folder(self) -> None:
         """A run that never started leaves no empty folder."""
@@ -401,14 +423,10 @@ class Run:
                 pairs = [(k, old[part].get(k), new[part].get(k)) for k in keys if k not in free]
             for key, before, now in pairs:
                 if before != now:
+                    values = "" if isinstance(now, (dict, list)) else f" ({before!r}, now {now!r})"
                     raise ValueError(
-                        f"{self.folder} {verb} another {key}"
-                        + (
-                            f" ({before!r}, now {now!r})"
-                            if not isinstance(now, (dict, list))
-                            else ""
-                        )
-                        + "; start a new run with --init-from to go on from its weights"
+                        f"{self.folder} {verb} another {key}{values}; start a new run with "
+                        "--init-from to go on from its weights"
                     )
 
     def _open_logs(self, step: int) -> None:
@@ -463,8 +481,7 @@ class Run:
             if self._interrupted:
                 raise KeyboardInterrupt
             self._interrupted = True
-            if self._console:
-                self._console.say("stopping after this iteration; press Ctrl-C again to abort")
+            self._say("stopping after this iteration; press Ctrl-C again to abort")
 
         for number in (signal.SIGINT, signal.SIGTERM):
             self._handlers[number] = signal.signal(number, handle)
@@ -479,15 +496,4 @@ def _claim(folder: Path, resume: bool) -> None:
             f"{folder} exists and is not empty; choose another --run-dir, or go on in it with "
             f"--resume {folder}"
         )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with replacing(folder / ".writable") as file:
-            file.write("x")
-        (folder / ".writable").unlink()
-        free = shutil.disk_usage(folder).free
-    except OSError as error:
-        raise ValueError(f"cannot write to {folder}: {error.strerror or error}") from None
-    if free < MIN_FREE_BYTES:
-        raise ValueError(
-            f"only {free / 2**20:.0f} MiB free for {folder}; a run needs {MIN_FREE_BYTES >> 20} MiB"
-        )
+    make_folder(folder)

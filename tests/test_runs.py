@@ -1,5 +1,6 @@
 """Run folder, checkpoints that survive anything, and exact resume."""
 
+import io
 import json
 import os
 import pickle
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from probes import Probe
 
 import ctrl_rl
 from ctrl_rl import checkpoints, ppo, runs
@@ -156,6 +158,13 @@ def flipped(content: bytes) -> bytes:
     return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
 
 
+def foreign(value) -> bytes:
+    """What torch.save writes for any object."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
 def test_damaged_and_foreign_checkpoints_are_one_line(tmp_path):
     path = tmp_path / "x.pt"
 
@@ -170,6 +179,7 @@ def test_damaged_and_foreign_checkpoints_are_one_line(tmp_path):
         "damaged or not a checkpoint": whole[: len(whole) // 2],
         "wrong checksum of .*data/0": flipped(whole),
         "damaged or not a checkpoint: ": pickle.dumps(Evil()),
+        "it holds something other than data$": foreign(Evil()),
     }
     for message, content in cases.items():
         path.unlink(missing_ok=True)
@@ -235,6 +245,33 @@ def test_unknown_keys_are_refused(env):
     assert run.rows == [
         {"step": 1, "loss/policy": 1.0, "reward/anything": 2.0, "eval/episode_return": 3.0}
     ]
+
+
+def test_a_fault_is_named_once_for_each_cause(tmp_path, capsys):
+    class Broken(Probe):
+        """Row 1 leaves the numbers at the first of every two steps, row 2 at the last."""
+
+        steps = 0
+
+        def reward_terms(self, action):
+            self.steps += 1
+            bad = (self.index == 1) & (self.steps % 2 == 1)
+            return {"good": torch.zeros(3), "bad": torch.where(bad, torch.nan, 0.0)}
+
+        def metrics(self):
+            return {"speed": torch.where((self.index == 2) & (self.steps == 8), torch.inf, 1.0)}
+
+    config = ppo.PPOConfig(
+        total_steps=24, num_steps=4, num_minibatches=1, hidden=(8,), compile="off"
+    )
+    run = ppo.train(config, Broken(num_envs=3), Run(tmp_path / "r"))
+    reward, speed = "reward: not finite in bad", "metrics: not finite in speed"
+    assert run.faults == {reward: (3, 1), speed: (24, 2)}
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("fault")]
+    assert len(said) == 2
+    assert said[0].startswith(f"fault in environment 1 at env step 3: {reward};")
+    assert said[1].startswith(f"fault in environment 2 at env step 24: {speed};")
+    assert [row["rollout/faults"] for row in run.rows] == [2, 3]
 
 
 @pytest.mark.parametrize("num_envs", [1, 4, 32, 300])
@@ -406,7 +443,7 @@ def test_first_ctrl_c_finishes_the_iteration_and_the_second_aborts(tmp_path, mon
     assert signal.getsignal(signal.SIGINT) is handler
 
 
-def test_a_kill_before_the_first_checkpoint_resumes_from_the_start(tmp_path, monkeypatch):
+def test_a_kill_before_the_first_checkpoint_begins_anew_and_says_so(tmp_path, monkeypatch, capsys):
     whole, rows = trained(tmp_path / "whole", *TRAIN, "--total-steps", "128")
     save = Run.save
     monkeypatch.setattr(Run, "save", lambda *_: (_ for _ in ()).throw(MemoryError))
@@ -416,6 +453,12 @@ def test_a_kill_before_the_first_checkpoint_resumes_from_the_start(tmp_path, mon
     resumed, again = trained(tmp_path / "parts", "--resume", str(tmp_path / "parts"))
     same(without_config(resumed), without_config(whole))
     assert again == rows
+    begins = "the run was stopped before its first checkpoint: it begins anew at step 0\n"
+    assert capsys.readouterr().out.count(begins) == 1
+    longer = ("--resume", str(tmp_path / "parts"), "--total-steps", "192")
+    trained(tmp_path / "parts", *longer)
+    text = capsys.readouterr().out
+    assert "finished: 192" in text and "anew" not in text
 
 
 def test_resume_keeps_its_settings_but_may_be_longer(tmp_path):

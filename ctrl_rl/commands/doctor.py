@@ -12,8 +12,8 @@ class Doctor:
 
 def main(args: Doctor) -> dict:
     """Try each part that depends on the machine and print what came of it."""
+    from ctrl_rl.checkpoints import MIN_FREE_BYTES
     from ctrl_rl.provenance import provenance
-    from ctrl_rl.runs import MIN_FREE_BYTES
 
     found = provenance()
     lines = {**found["versions"], "commit": found["commit"] or "not a checkout"}

@@ -49,12 +49,10 @@ class RunFlags:
     """Length of the video made at the end [s]; 0 for none."""
 
     def __post_init__(self) -> None:
-        for name in ("total_steps", "num_envs", "eval_episodes", "torch_threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("stop_after", "threads", "eval_every", "checkpoint_every", "video_s"):
-            if (getattr(self, name) or 0) < 0:
-                raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
+        cli.check_least(self, 1, "total_steps", "num_envs", "eval_episodes", "torch_threads")
+        cli.check_least(
+            self, 0, "stop_after", "threads", "eval_every", "checkpoint_every", "video_s"
+        )
 
 
 LIVE = ("stop_after", "run_dir")
@@ -99,7 +97,6 @@ def main(argv: list[str]) -> dict:
             if k not in LIVE
         },
     )
-    print(f"{plan.task}, {plan.algo}, {flags.num_envs} environments; {plan.folder}")
     judge = Judge(plan, make)
     try:
         registry.load("algos", plan.algo).train(plan.algo_config, env, run, judge)
