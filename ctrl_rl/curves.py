@@ -81,7 +81,7 @@ def draw_run(folder: Path) -> Path | None:
 
 def draw_comparison(
     folders: Sequence[Path], path: Path, key: str = "eval/episode_return"
-) -> dict[str, dict]:
+) -> tuple[dict[str, dict], list[Path]]:
     """Draw one figure of several runs; those of one task and algorithm are seeds of one line.
 
     The line is the mean, from five runs on the interquartile mean (Agarwal et al., "Deep
@@ -94,17 +94,21 @@ def draw_comparison(
         key: column of metrics.csv.
 
     Returns:
-        Line -> {"runs": n, "statistic": its name, "last": value and interval at the last step}.
+        Line -> {"runs": n, "statistic": its name, "last": value and interval at the last step};
+        and the runs left out, which have not logged the key.
 
     Raises:
         ValueError: not a run folder, or the key was logged by none of them.
     """
     lines: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+    left_out = []
     for folder in folders:
         config = read_config(folder)
         x, y = series(read_metrics(folder), key)
         if len(x):
             lines.setdefault(f"{config['task']} · {config['algo']}", []).append((x, y))
+        else:
+            left_out.append(folder)
     if not lines:
         known = sorted({k for f in folders for row in read_metrics(f) for k in row} - {"step"})
         raise ValueError(f"no run has logged {key!r}; there are {', '.join(known) or 'none'}")
@@ -139,7 +143,7 @@ def draw_comparison(
     _dress(axes, key)
     axes.legend(fontsize=8, frameon=False)
     figure.savefig(path)
-    return found
+    return found, left_out
 
 
 def series(rows: Sequence[dict], key: str) -> tuple[np.ndarray, np.ndarray]:

@@ -29,12 +29,12 @@ def quick(monkeypatch):
 
 
 def fails(capsys, *words) -> str:
-    """The one line on stderr of a command that exits with 2 and writes nothing."""
+    """The one line on stderr of a command that exits with 2, prints and writes nothing."""
     before = sorted(Path().rglob("*"))
     assert cli.main(list(words)) == 2
     out, err = capsys.readouterr()
     assert sorted(Path().rglob("*")) == before
-    assert err.count("\n") == 1 and "Traceback" not in err
+    assert err.count("\n") == 1 and "Traceback" not in err and not out
     return err
 
 
@@ -52,7 +52,10 @@ def fails(capsys, *words) -> str:
         ("train Pendulum-v0 --algo.gama 0.9", "did you mean '--algo.gamma'?"),
         ("train Pendulum-v0 --task.max-episode-step 3", "did you mean '--task.max-episode-steps'?"),
         ("train Pendulum-v0 --algo.total-steps 3", "unknown flag --algo.total-steps"),
-        ("train Pendulum-v0 --algo.seed 3", "unknown flag --algo.seed"),
+        ("train Pendulum-v0 --algo.seed 3", "unknown flag --algo.seed; did you mean '--seed'?"),
+        ("train Pendulum-v0 --gama 3", "unknown flag --gama; did you mean '--algo.gamma'?"),
+        ("train Pendulum-v0 --task.foo 3", "unknown flag --task.foo; known: --task.max-"),
+        ("train Pendulum-v0 --task.reads 3", "did you mean '--task.max-episode-steps'?"),
         ("train Pendulum-v0 --seed=x", "--seed: invalid literal for int() with base 10: 'x'\n"),
         ("train Pendulum-v0 --seed", "Missing value for argument '--seed'"),
         ("train Pendulum-v0 more", "train: Unrecognized options: more\n"),
@@ -62,6 +65,9 @@ def fails(capsys, *words) -> str:
         ("bench Pendulum-v0 --torch-threads 0", "torch_threads must be at least 1, not 0"),
         ("eval run --num-envs 0", "num_envs must be at least 1, not 0"),
         ("eval run --episodes 0", "episodes must be at least 1, not 0"),
+        ("eval run --threads -1", "threads must be at least 0, not -1"),
+        ("bench Pendulum-v0 --threads -1", "threads must be at least 0, not -1"),
+        ("train Pendulum-v0 --threads -1", "threads must be at least 0, not -1"),
         ("train", "train needs a task"),
         ("train --num-envs 4 Pendulum-v0", "train needs a task"),
         ("train Pendulum-v0 --num-envs 0", "num_envs must be at least 1"),
@@ -378,6 +384,11 @@ def test_eval_plot_and_report_of_a_run(tmp_path, capsys):
     capsys.readouterr()
     assert cli.main(["plot", str(folder), str(second), "--out", "both.png"]) == 0
     assert "mean of 2" in capsys.readouterr().out and Path("both.png").stat().st_size > 10_000
+    (second / "metrics.csv").write_text("step,loss/value\n64,1.0\n")
+    assert cli.main(["plot", str(folder), str(second), "--out", "both.png"]) == 0
+    text = capsys.readouterr().out
+    assert f"left out: {second} has not logged eval/episode_return\n" in text
+    assert "mean of 1" in text
     assert cli.main(["plot", str(folder), str(second), "--key", "loss/nothing"]) == 2
     assert "there are" in capsys.readouterr().err
 

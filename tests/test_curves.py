@@ -51,7 +51,9 @@ def test_seeds_of_a_task_are_one_line_with_the_statistic_named(tmp_path):
 
     runs = [write_run(tmp_path / f"a{i}", rows(i), seed=i) for i in range(1, 5)]
     other = write_run(tmp_path / "b", rows(7), task="Other-v0")
-    found = curves.draw_comparison([*runs, other], tmp_path / "x.png")
+    silent = write_run(tmp_path / "c", [{"step": 10, "loss/value": 1.0}])
+    found, left_out = curves.draw_comparison([*runs, silent, other], tmp_path / "x.png")
+    assert left_out == [silent]
     line = found["Toy-v0 · ppo"]
     assert line["runs"] == 4 and line["statistic"] == "mean" and line["last"]["mean"] == 5.0
     assert line["last"]["ci95"][0] < 5.0 < line["last"]["ci95"][1]
@@ -59,7 +61,7 @@ def test_seeds_of_a_task_are_one_line_with_the_statistic_named(tmp_path):
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
     # a fifth run that failed badly moves the mean to -16, not the interquartile mean
     runs.append(write_run(tmp_path / "a5", rows(-50), seed=5))
-    line = curves.draw_comparison(runs, tmp_path / "x.png")["Toy-v0 · ppo"]
+    line = curves.draw_comparison(runs, tmp_path / "x.png")[0]["Toy-v0 · ppo"]
     assert line["statistic"] == "interquartile mean" and line["last"]["mean"] == 4.0
     with pytest.raises(ValueError, match="no run has logged 'x'; there are eval/episode_return"):
         curves.draw_comparison(runs, tmp_path / "x.png", "x")

@@ -33,7 +33,9 @@ def main(args: Plot) -> dict:
             raise ValueError(f"{args.runs[0]} has logged nothing yet")
         print(path)
         return {"task": read_config(args.runs[0])["task"], "file": str(path)}
-    lines = curves.draw_comparison(args.runs, args.out, args.key)
+    lines, left_out = curves.draw_comparison(args.runs, args.out, args.key)
+    for run in left_out:
+        print(f"left out: {run} has not logged {args.key}")
     for name, line in lines.items():
         last = line["last"]
         interval = "" if last["ci95"] is None else " [{:.4g}, {:.4g}]".format(*last["ci95"])
@@ -42,6 +44,7 @@ def main(args: Plot) -> dict:
     return {
         "file": str(args.out),
         "config": {"key": args.key, "runs": [str(run) for run in args.runs]},
+        "left_out": [str(run) for run in left_out],
         "metrics": {name: line["last"] for name, line in lines.items()},
         "statistics": {name: line["statistic"] for name, line in lines.items()},
     }
