@@ -167,7 +167,7 @@ def _massless(spec: mujoco.MjSpec) -> list[str]:
     return [
         model.body(i).name or f"body {i}"
         for i in range(1, model.nbody)
-        if model.body_weldid[i] == i and i not in heavy
+        if model.body_jntnum[i] and i not in heavy
     ]
 
 
@@ -181,11 +181,11 @@ def _links_without_inertia(path: Path) -> list[str]:
     links = {link.get("name", "?"): link for link in root.iter("link")}
     moving, fixed = [], {}
     for joint in root.findall("joint"):
-        parent, child = (joint.find(end).get("link") for end in ("parent", "child"))
+        ends = {end.tag: end.get("link", "?") for end in joint}
         if joint.get("type") == "fixed":
-            fixed.setdefault(parent, []).append(child)
+            fixed.setdefault(ends["parent"], []).append(ends["child"])
         else:
-            moving.append(child)
+            moving.append(ends["child"])
 
     def heavy(name: str) -> bool:
         return _says_inertia(links[name]) or (

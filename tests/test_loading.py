@@ -121,8 +121,8 @@ def test_every_moving_body_without_mass_is_named(tmp_path):
 
 def test_a_moving_body_may_take_its_mass_from_one_welded_to_it(tmp_path):
     body = f"""<body name="carrier">{JOINTED.format("a")}<body name="load"><geom size=".1"/></body>
-    </body><body name="frame"><site name="s"/></body>"""
-    assert load_robot(mjcf(tmp_path, body)).nbody == 4
+    </body><body name="frame"><site name="s"/></body><body name="goal" mocap="true"/>"""
+    assert load_robot(mjcf(tmp_path, body)).nbody == 5
     inertial = '<inertial pos="0 0 0" mass="1e-6" diaginertia="1e-12 1e-12 1e-12"/>'
     tiny = f'<body name="tiny">{JOINTED.format("a")}{inertial}</body>'
     assert load_robot(mjcf(tmp_path, tiny)).body_mass[1] == 1e-6
