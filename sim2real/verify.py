@@ -387,12 +387,21 @@ class Robots:
         qpos: start (N, nq).
         qvel: start (N, nv).
         threads: 0 for all cores.
+        watch: geoms whose contacts are noted in every physics step.
 
     Raises:
         ValueError: a joint without a position actuator.
     """
 
-    def __init__(self, model: mujoco.MjModel, spec: EnvSpec, qpos, qvel, threads: int) -> None:
+    def __init__(
+        self,
+        model: mujoco.MjModel,
+        spec: EnvSpec,
+        qpos: np.ndarray,
+        qvel: np.ndarray,
+        threads: int,
+        watch: tuple[str, ...] = (),
+    ) -> None:
         self.sensors = Sensors(model, spec)
         self.model = model = _with_gains(model, spec)
         self.joint_names = self.sensors.joint_names
@@ -404,6 +413,10 @@ class Robots:
             data.qpos[:], data.qvel[:] = q, v
             mujoco.mj_forward(model, data)
         self.alive = np.ones(len(qpos), bool)
+        self.touched = np.zeros(len(qpos), bool)
+        """Robots of which a watched geom touched something during the last `step` (N,)."""
+        self._watched = np.zeros(model.ngeom, bool)
+        self._watched[[model.geom(g).id for g in watch]] = True
         self.time = 0.0
         count = threads or os.cpu_count() or 1
         self._chunks = np.array_split(np.arange(len(qpos)), count)
@@ -429,9 +442,14 @@ class Robots:
         def advance(rows: np.ndarray) -> None:
             for i in rows:
                 if self.alive[i]:
-                    self.data[i].ctrl[self._actuators] = command.pos[i]
-                    mujoco.mj_step(self.model, self.data[i], self.num_steps)
+                    data = self.data[i]
+                    data.ctrl[self._actuators] = command.pos[i]
+                    for _ in range(self.num_steps):
+                        mujoco.mj_step(self.model, data)
+                        if data.ncon and self._watched[data.contact.geom].any():
+                            self.touched[i] = True
 
+        self.touched[:] = False
         list(self._pool.map(advance, self._chunks))
         self.time += self.num_steps * self.model.opt.timestep
 
@@ -611,8 +629,8 @@ class _Drive:
         qpos, qvel = env.sim.qpos.numpy().copy(), env.sim.qvel.numpy().copy()
         env.close()
         spec = case.card.spec
-        self.trunk_geoms = case.task.trunk_geoms
-        self.robots = Robots(model, spec, qpos, qvel, case.how.threads)
+        trunk = case.task.trunk_geoms
+        self.robots = Robots(model, spec, qpos, qvel, case.how.threads, trunk)
         names = self.robots.joint_names
         self.controller = Controller(case.network, case.card, names, n)
         self.max_tilt = math.radians(case.how.max_tilt_deg)
@@ -627,9 +645,8 @@ class _Drive:
         wanted = self.controller.step(reading, command)
         robots.step(self.guard.check(wanted, reading, robots.time))
         qpos, qvel = robots.qpos, robots.qvel
-        trunk_down = robots.touching(self.trunk_geoms).any(1)
         tilted = robots.sensors.tilt(qpos) > self.max_tilt
-        down = trunk_down | tilted | robots.bad() | self.guard.stopped
+        down = robots.touched | tilted | robots.bad() | self.guard.stopped
         self.fallen |= robots.alive & down
         robots.alive &= ~down
         return robots.sensors.velocities(qpos, qvel)

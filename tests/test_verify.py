@@ -2,6 +2,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import mujoco
 import numpy as np
@@ -13,6 +14,7 @@ import ctrl_rl
 from ctrl_rl import cli, registry
 from ctrl_rl.evaluation import Metric
 from ctrl_rl.spec import CommandDim, Robot
+from sim2real import verify as verify_module
 from sim2real.card import CardError
 from sim2real.commands.verify import Verify
 from sim2real.commands.verify import main as verify_command
@@ -20,12 +22,16 @@ from sim2real.export import export, record_obs
 from sim2real.runtime import JointCommand, Observer
 from sim2real.thresholds import Procedure, Thresholds
 from sim2real.verify import (
+    Case,
     Check,
     Report,
     Robots,
     Sensors,
     Tracking,
     check_observation,
+    check_standing,
+    check_tracking,
+    measure_randomised,
     open_case,
     verify,
 )
@@ -185,6 +191,20 @@ def test_targets_reach_the_right_joint():
     robots.close()
 
 
+def test_a_touch_in_any_physics_step_is_seen():
+    qpos, qvel = np.zeros((2, 10)), np.zeros((2, 9))
+    qpos[:, 3] = 1.0
+    qpos[:, 2], qvel[:, 2] = (0.049, 1.0), 5.0  # the first leaves the floor at once
+    robots = Robots(toy(), make_spec(), qpos, qvel, 1, ("trunk",))
+    hold = JointCommand(pos=np.zeros((2, 3)), kp=np.zeros((2, 3)), kd=np.zeros((2, 3)))
+    robots.step(hold)
+    assert not robots.touching(("trunk",)).any()  # of the last physics step
+    assert robots.touched.tolist() == [True, False]
+    robots.step(hold)
+    assert not robots.touched.any()
+    robots.close()
+
+
 def test_frozen_robots_stay_and_touch_nothing():
     qpos, qvel = np.zeros((2, 10)), np.zeros((2, 9))
     qpos[:, 3] = 1.0
@@ -293,6 +313,108 @@ def test_procedure_is_checked():
         Procedure(episodes=0)
     with pytest.raises(ValueError, match="settle_s"):
         Procedure(settle_s=5.0)
+
+
+# What verify asks of the robots, with robots that do as they are told ----------------------------
+
+
+class Told:
+    """Stands in for `_Drive`: follows every command but for `errors`, and touches as it is told."""
+
+    errors = (0.06, 0.08)  # of every velocity, of every other robot
+    fallen = (False,) * 40
+    feet = ((True, True),)
+    """Which feet are down, step after step, and round again."""
+
+    def __init__(self, case, model, n):
+        self.commands, self.now = [], 0
+        self.fallen = np.array(self.fallen[:n])
+        sensors = SimpleNamespace(base_xy=lambda qpos: qpos)
+        self.robots = SimpleNamespace(
+            alive=~self.fallen, sensors=sensors, qpos=np.zeros((n, 2)), touching=self.touching
+        )
+        self.guard = SimpleNamespace(altered=np.zeros(n, bool), causes=[None] * n)
+        Told.last = self
+
+    def step(self, command):
+        self.commands.append(command)
+        self.now += 1
+        self.robots.qpos = np.zeros((len(command), 2)) + [0.001 * self.now, 0]
+        reached = np.tile(np.resize(self.errors, len(command))[:, None], 3)
+        lin, ang = reached.copy(), reached.copy()
+        lin[:, 0] += command[:, 0]
+        ang[:, 2] += command[:, 2]
+        return {"lin": lin, "ang": ang}
+
+    def touching(self, geoms):
+        assert geoms == ("left", "right")
+        return np.tile(self.feet[self.now % len(self.feet)], (len(self.fallen), 1))
+
+    def close(self):
+        pass
+
+
+def told_case(monkeypatch, **changes) -> Case:
+    """A case whose robots are `Told`, with `changes` of that class."""
+    monkeypatch.setattr(verify_module, "_Drive", type("Changed", (Told,), changes))
+    return Case(
+        path=Path(),
+        network=lambda obs: obs,
+        card=SimpleNamespace(spec=make_spec(command=COMMAND)),
+        policy=None,
+        task=SimpleNamespace(foot_geoms=("left", "right")),
+        limits=Thresholds(),
+        how=Procedure(episodes=40, episode_s=4.0, command_s=1.0, settle_s=0.5, stand_s=1.0),
+    )
+
+
+def test_commands_cover_the_trained_range_and_change_in_time(monkeypatch):
+    report = Report("t")
+    check_tracking(told_case(monkeypatch), report, "x", None)
+    asked = np.array(Told.last.commands)  # (200 steps of 20 ms, 40 robots, 3)
+    assert asked.shape == (200, 40, 3)
+    changes = np.flatnonzero((asked[1:] != asked[:-1]).any((1, 2))) + 1
+    assert changes.tolist() == [50, 100, 150]
+    for k, dim in enumerate(COMMAND):
+        span = dim.high - dim.low
+        assert dim.low <= asked[..., k].min() < dim.low + 0.05 * span  # of 160 draws
+        assert dim.high - 0.05 * span < asked[..., k].max() <= dim.high
+    assert len(np.unique(asked)) == 160 * 3  # every robot has commands of its own
+    value = {c.name: c.value for c in report.checks}
+    rms = math.sqrt((0.06**2 + 0.08**2) / 2)
+    assert value["x/rms_lin_vel_x"] == pytest.approx(rms)
+    assert value["x/rms_ang_vel_z"] == pytest.approx(rms)
+    assert value["x/falls"] == 0
+
+
+def test_falls_are_counted(monkeypatch):
+    report = Report("t")
+    fallen = (True, False, False, False) * 10
+    check_tracking(told_case(monkeypatch, fallen=fallen), report, "x", None)
+    assert report.metrics["x/falls"].mean == 0.25
+    assert report.metrics["x/falls"].n == 40
+
+
+def test_standing_needs_all_feet_down_and_everyone(monkeypatch):
+    def figures(**changes):
+        report = Report("t")
+        check_standing(told_case(monkeypatch, **changes), report, "x", None)
+        return {c.name: c for c in report.checks}
+
+    found = figures()
+    assert found["x/feet_down"].value == 1.0
+    assert found["x/feet_down"].passed
+    assert found["x/drift"].value == pytest.approx(0.05)  # 1 mm per step for 50 steps
+    asked = np.array(Told.last.commands)  # 150 steps of walking, 25 to settle, 50 of standing
+    assert asked[:150].any((1, 2)).all()
+    assert not asked[150:].any()
+    assert len(asked) == 225
+    one = figures(feet=((True, True), (True, False)))["x/feet_down"]  # every other step
+    assert one.value == pytest.approx(0.5)
+    assert not one.passed
+    fell = figures(fallen=(False,) * 19 + (True,))["x/drift"]
+    assert fell.value == math.inf
+    assert not fell.passed
 
 
 # Whole files ------------------------------------------------------------------------------------
@@ -405,6 +527,70 @@ def test_verify_of_a_robot(go1):
         max_falls=1, max_lin_error=9, max_ang_error=9, max_drift=9, min_feet_down=0
     )
     assert verify(go1, generous, procedure).passed
+
+
+def test_both_kinds_of_physics_are_driven(go1, monkeypatch):
+    seen = []
+    for name in ("check_observation", "measure_randomised"):
+        monkeypatch.setattr(verify_module, name, lambda case, report: None)
+    for name in ("check_tracking", "check_standing"):
+        monkeypatch.setattr(
+            verify_module,
+            name,
+            lambda case, report, kind, model, part=name: seen.append(
+                (part, kind, model.opt.timestep, model.opt.cone)
+            ),
+        )
+    verify(go1)
+    training, fine = (
+        (0.005, mujoco.mjtCone.mjCONE_PYRAMIDAL),
+        (0.001, mujoco.mjtCone.mjCONE_ELLIPTIC),
+    )
+    assert seen == [
+        ("check_tracking", "training", *training),
+        ("check_standing", "training", *training),
+        ("check_tracking", "fine", *fine),
+        ("check_standing", "fine", *fine),
+    ]
+
+
+def test_the_guard_stands_between_the_policy_and_the_robots(go1):
+    case = open_case(go1, procedure=Procedure(threads=1))
+    wild = dataclasses.replace(case, network=lambda obs: np.full((len(obs), 12), 1e3, np.float32))
+    model = case.task.plain_models()["training"]
+    drive = verify_module._Drive(wild, model, 2)
+    assert drive.robots.model.opt.timestep == model.opt.timestep
+    start = drive.robots.read().joint_pos
+    drive.step(np.zeros((2, 3)))
+    sent = drive.robots.data[0].ctrl[drive.robots._actuators]
+    # what the policy wants is 500 rad away; a target moves by twice the velocity limit at most
+    assert np.all(np.abs(sent - start[0]) <= drive.guard.max_step + 1e-9)
+    assert drive.guard.altered.all()
+    drive.close()
+    broken = dataclasses.replace(case, network=lambda obs: np.full((len(obs), 12), np.nan))
+    drive = verify_module._Drive(broken, model, 2)
+    drive.step(np.zeros((2, 3)))
+    assert drive.fallen.all()
+    assert "target" in drive.guard.causes[0]
+    drive.close()
+
+
+def test_each_part_uses_its_own_environment(go1, monkeypatch):
+    how = Procedure(episodes=2, episode_s=0.2, command_s=0.2, settle_s=0.1, threads=1)
+    case = open_case(go1, procedure=how)
+    config = case.task.Config(**SHORT)
+    made, make = [], verify_module.make
+    monkeypatch.setattr(
+        verify_module, "make", lambda *a, **k: made.append(k["config"]) or make(*a, **k)
+    )
+    report = Report("t")
+    measure_randomised(case, report)
+    assert made == [config.evaluation()]
+    assert report.metrics["randomised/falls"].n == 2
+    check_tracking(case, report, "x", case.task.plain_models()["training"])
+    check_observation(case, report)
+    assert made[1:] == [config.nominal()] * 2
+    assert config.nominal() != config.evaluation()
 
 
 def test_a_fall_is_counted_once_and_freezes_the_robot(go1):
