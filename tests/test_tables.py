@@ -75,15 +75,21 @@ def test_verdict_by_hand():
 
 
 def test_go1_walk(results):
-    axes = ("lin_vel_x", "lin_vel_y", "ang_vel_z")
-    checks = {f"training/rms_{axis}": {"value": 0.1} for axis in axes}
-    checks |= {"training/falls": {"value": 0.005}, "training/drift": {"value": 0.02}}
+    metrics = {}
+    for k, physics in enumerate(("training", "fine", "randomised")):
+        metrics[f"{physics}/falls"] = {"mean": 0.005 * (k + 1)}
+        for axis in ("lin_vel_x", "lin_vel_y", "ang_vel_z"):
+            metrics[f"{physics}/rms_{axis}"] = {"mean": 0.1 * (k + 1)}
+    checks = {"training/drift": {"value": 0.02}, "fine/drift": {"value": 0.03}}
     cell = {"train_wall_s": 80.2, "env_steps": 1_600_000, "checks": checks, "verify_passed": True}
+    cell["metrics"] = metrics
     slow = {**cell, "train_wall_s": 90.2, "verify_passed": False}
     text = table.go1_walk(results("go1_walk", seed_0={"result": cell}, seed_1={"result": slow}))
-    shared = "1.6 M | 0.5 % | 0.100 | 0.100 | 0.100 | 2.0 cm"
+    shared = "1.6 M | training | 0.5 % | 0.100 | 0.100 | 0.100 | 2.0 cm"
     assert f"| seed-0 | 80 s | {shared} | passed |" in text
     assert f"| seed-1 | 90 s | {shared} | not passed |" in text
+    assert "|  |  |  | fine | 1.0 % | 0.200 | 0.200 | 0.200 | 3.0 cm |  |" in text
+    assert "|  |  |  | randomised | 1.5 % | 0.300 | 0.300 | 0.300 |  |  |" in text
     assert "Median of 2 seeds 85 s, worst 90 s." in text
 
 
