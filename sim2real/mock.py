@@ -140,8 +140,9 @@ def main(arguments: list[str] | None = None) -> int:
         if asked.command is not None and len(asked.command) != len(dims):
             names = ", ".join(d.name for d in dims) or "none"
             raise CardError(f"--command needs {len(dims)} value(s): {names}")
-        if not np.isfinite(asked.command or ()).all():
-            raise CardError(f"--command must be numbers, not {' '.join(map(str, asked.command))}")
+        given = asked.command or ()
+        if not np.isfinite(given).all():
+            raise CardError(f"--command must be numbers, not {' '.join(map(str, given))}")
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -223,15 +223,14 @@ class Guard:
         self._find_lateness(now)
         if reading.gyro is not None:
             gyro = np.reshape(reading.gyro, (self.num_robots, 3))
-            self._latch(
-                ~np.isfinite(gyro).all(1), lambda i: "the gyro's angular velocity is no number"
-            )
+            bad_gyro = np.any(~np.isfinite(gyro), axis=1)
+            self._latch(bad_gyro, lambda i: "the gyro's angular velocity is no number")
         if self._tilts:
             self._find_tilt(reading, everyone)
         if asked is not None:
             bad_asked = ~np.isfinite(np.reshape(asked, (self.num_robots, len(self.command_names))))
             self._latch(
-                bad_asked.any(1),
+                np.any(bad_asked, axis=1),
                 lambda i: f"command {_pick(self.command_names, bad_asked[i])} is no number",
             )
         # Last, for a target is no number where what it came from is none: that cause says more.
