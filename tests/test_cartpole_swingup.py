@@ -13,6 +13,7 @@ from robots.sim.ode_backend import OdeSim
 from robots.tasks.cartpole_swingup import (
     GRAVITY,
     HALF_LENGTH,
+    OFF_TRACK,
     POLE_MASS,
     TRACK,
     CartPoleSwingUpConfig,
@@ -111,7 +112,7 @@ def test_the_picture_shows_the_angle_that_is_observed():
 def test_reward_terms(angle, cart_pos, action, terms):
     step = placed(angle, cart_pos).step(torch.tensor([[action]]))
     found = [value.item() for value in step.info.reward_terms.values()]
-    assert found == pytest.approx(terms, abs=3e-3)
+    assert found == pytest.approx((*terms, 0.0), abs=3e-3)
     assert 0 <= step.reward.item() <= 1
 
 
@@ -122,6 +123,7 @@ def test_leaving_the_track_terminates_also_on_the_last_step():
     step = env.step(torch.zeros(2, 1))
     assert step.terminated.tolist() == [True, False]
     assert step.truncated.tolist() == [False, True]
+    assert step.reward.tolist() == pytest.approx([OFF_TRACK, 0.0], abs=1e-3)
     assert step.next_obs["actor"][0, 0] == pytest.approx(TRACK + 0.01, abs=1e-3)
 
 
