@@ -263,8 +263,35 @@ def go1_walk(results: Path) -> str:
     return markdown(head, rows) + median + measured_on(cells)
 
 
+def cartpole(results: Path) -> str:
+    """Wall clock of training, and of 100 episodes how many hold the pole, every seed."""
+    cells = load("cartpole", results)
+    if not cells:
+        return f"CartPole-SwingUp-v0: {NOT_MEASURED}."
+    rows = []
+    for name, cell in cells.items():
+        r = cell["result"]
+        rows.append(
+            [
+                name,
+                f"{r['train_wall_s']:.0f} s",
+                f"{r['env_steps'] / 1e6:.1f} M",
+                f"{r['upright_second_half']:.4f}",
+                "yes" if r["upright_second_half"] == 1.0 else "no",
+                f"{100 * r['terminated_rate']:.0f} %",
+            ]
+        )
+    walls = [c["result"]["train_wall_s"] for c in cells.values()]
+    head = ["CartPole-SwingUp-v0", "training", "env steps", "upright in the last 5 s"]
+    head += ["all 100 episodes held", "left the track"]
+    text = markdown(head, rows)
+    text += f"\n\nMedian of {len(walls)} seeds {np.median(walls):.0f} s, worst {max(walls):.0f} s."
+    return text + measured_on(cells)
+
+
 TABLES: dict[str, Callable[[Path], str]] = {
     "go1_walk": go1_walk,
+    "cartpole": cartpole,
     "gpu": gpu,
     "ppo_speed": ppo_speed,
     "ppo_halfcheetah": ppo_halfcheetah,
