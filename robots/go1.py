@@ -1,6 +1,7 @@
 """Unitree Go1: names, default pose and the compiled model (`models/go1.xml` holds the numbers)."""
 
 import math
+from functools import lru_cache
 from pathlib import Path
 
 import mujoco
@@ -97,15 +98,12 @@ def leg_heights(joint_pos: Tensor, gravity_b: Tensor, height: Tensor) -> tuple[T
         Heights of knees and of feet' centres in the world (N, 4) [m], in the order of `LEGS`.
     """
     hip, thigh, calf = joint_pos.unflatten(1, (4, 3)).unbind(2)
-    forward = joint_pos.new_tensor(
-        [HIP_OFFSET[0] if leg[0] == "F" else -HIP_OFFSET[0] for leg in LEGS]
-    )
-    side = joint_pos.new_tensor([1.0 if leg[1] == "L" else -1.0 for leg in LEGS])
+    front, side = _leg_signs(joint_pos.dtype, joint_pos.device)
     sin_hip, cos_hip = torch.sin(hip), torch.cos(hip)
     up = -gravity_b[:, :, None]  # the world's z axis in the trunk's frame (N, 3, 1)
     # In the leg's plane, turned by the hip about x: x forward, y sideways, z up.
     plane_y, plane_z = side * THIGH_OFFSET, torch.zeros_like(hip)
-    x = forward.expand_as(hip)
+    x = (HIP_OFFSET[0] * front).expand_as(hip)
     heights = []
     for angle in (thigh, thigh + calf):
         x = x - LINK * torch.sin(angle)
@@ -114,3 +112,12 @@ def leg_heights(joint_pos: Tensor, gravity_b: Tensor, height: Tensor) -> tuple[T
         z = plane_y * sin_hip + plane_z * cos_hip
         heights.append(height[:, None] + x * up[:, 0] + y * up[:, 1] + z * up[:, 2])
     return heights[0], heights[1]
+
+
+@lru_cache(maxsize=8)
+def _leg_signs(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(4,) each: 1 for a front leg, else -1; 1 for a left leg, else -1. Kept on the device."""
+    front = [1.0 if leg[0] == "F" else -1.0 for leg in LEGS]
+    side = [1.0 if leg[1] == "L" else -1.0 for leg in LEGS]
+    new = lambda signs: torch.tensor(signs, dtype=dtype, device=device)  # noqa: E731
+    return new(front), new(side)

@@ -175,6 +175,7 @@ def test_ant_agrees_in_contact_with_an_elliptic_cone(models_with):
 
 def test_partial_reset_leaves_the_others_unchanged_to_the_bit(go1_converged):
     env = ctrl_rl.make("Go1-Velocity-Flat-v0", 4, backend="warp", device="cpu")
+    env.sim.field("site_xpos")
     env.step(torch.ones(4, 12))
     before = env.sim.state_dict()
     rows = torch.tensor([1, 3])
