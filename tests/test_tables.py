@@ -93,6 +93,17 @@ def test_go1_walk(results):
     assert "Median of 2 seeds 85 s, worst 90 s." in text
 
 
+def test_cartpole(results):
+    held = {"train_wall_s": 20.2, "env_steps": 1_500_160, "terminated_rate": 0.0}
+    held["upright_second_half"] = 1.0
+    fell = {**held, "train_wall_s": 30.2, "terminated_rate": 0.01}
+    fell["upright_second_half"] = 0.99998  # rounds to 1, and is not
+    text = table.cartpole(results("cartpole", seed_0={"result": held}, seed_1={"result": fell}))
+    assert "| seed-0 | 20 s | 1.5 M | 1.0000 | yes | 0 % |" in text
+    assert "| seed-1 | 30 s | 1.5 M | 1.0000 | no | 1 % |" in text
+    assert "Median of 2 seeds 25 s, worst 30 s." in text
+
+
 def test_fill_replaces_between_the_markers_alone(results):
     page = "before\n<!-- table: latency -->\nold\n<!-- /table -->\nafter\n"
     folder = results(
