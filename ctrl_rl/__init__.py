@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what `__getattr__` finds, for editors and type checkers
     from ctrl_rl import env, evaluation, policy, ppo, random, registry, runs, spec
-    from ctrl_rl.env import check_env
+    from ctrl_rl.env_check import check_env
     from ctrl_rl.evaluation import evaluate
     from ctrl_rl.making import make, preset
     from ctrl_rl.policy import load_policy
@@ -19,7 +19,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "make": "ctrl_rl.making",
     "preset": "ctrl_rl.making",
-    "check_env": "ctrl_rl.env",
+    "check_env": "ctrl_rl.env_check",
     "evaluate": "ctrl_rl.evaluation",
     "load_policy": "ctrl_rl.policy",
     "Run": "ctrl_rl.runs",

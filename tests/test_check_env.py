@@ -7,7 +7,7 @@ import torch
 from toys import BROKEN, Toy
 
 import ctrl_rl
-from ctrl_rl.env import CHECKS, NEED_MAKE, ContractError, check_env
+from ctrl_rl.env_check import CHECKS, NEED_MAKE, ContractError, check_env
 from ctrl_rl.spec import Discrete
 from robots.registry import TASKS
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from ctrl_rl.env import CHECKS, NEED_MAKE, ContractError, check_env
+from ctrl_rl.env_check import CHECKS, NEED_MAKE, ContractError, check_env
 
 
 @pytest.fixture
