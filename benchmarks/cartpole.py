@@ -6,15 +6,11 @@ eval` plays 100 episodes with `best.pt`, outside the clock and on starts that ne
 the choice of the checkpoint has seen.
 """
 
-import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.cells import Cell, main
+from benchmarks.cells import Cell, main, run_cli
 
 TASK = "CartPole-SwingUp-v0"
 EPISODES = 100
@@ -37,9 +33,9 @@ def measure(config: dict) -> dict:
         cold = {"TORCHINDUCTOR_CACHE_DIR": str(Path(folder) / "compiled")}
         flags = ["--seed", str(config["seed"]), "--run-dir", str(run), "--video-s", "0"]
         start = time.perf_counter()
-        trained = ctrl_rl("train", TASK, *flags, environment=cold)
+        trained = run_cli("train", TASK, *flags, environment=cold)
         wall = time.perf_counter() - start
-        found = ctrl_rl("eval", str(run), "--episodes", str(config["episodes"]))
+        found = run_cli("eval", str(run), "--episodes", str(config["episodes"]))
     names = ("upright_second_half", "episode_return", "terminated_rate")
     return {
         "train_wall_s": round(wall, 1),
@@ -47,19 +43,6 @@ def measure(config: dict) -> dict:
         **{name: found["metrics"][name]["mean"] for name in names},
         "checkpoint": found["checkpoint"],
     }
-
-
-def ctrl_rl(*words: str, environment: dict | None = None) -> dict:
-    """Run the command line with `--json` and return its object."""
-    program = Path(sys.executable).parent / "ctrl-rl"
-    done = subprocess.run(
-        [program, *words, "--json"],
-        env={**os.environ, **(environment or {})},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return json.loads(done.stdout)
 
 
 if __name__ == "__main__":

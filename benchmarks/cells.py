@@ -11,7 +11,9 @@ import argparse
 import datetime
 import fnmatch
 import json
+import os
 import shlex
+import subprocess
 import sys
 import time
 import traceback
@@ -89,6 +91,25 @@ def load(benchmark: str, results: Path = RESULTS) -> dict[str, dict]:
     """Cell name -> the whole JSON object, of every measured cell in order of its name."""
     paths = sorted((results / benchmark).glob("*.json"))
     return {path.stem: json.loads(path.read_text()) for path in paths}
+
+
+def run_cli(*words: str, environment: dict | None = None, statuses: tuple[int, ...] = (0,)) -> dict:
+    """Run `ctrl-rl ... --json` of this interpreter and return its object.
+
+    Raises:
+        RuntimeError: an exit status that is not among `statuses`.
+    """
+    program = Path(sys.executable).parent / "ctrl-rl"
+    done = subprocess.run(
+        [program, *words, "--json"],
+        env={**os.environ, **(environment or {})},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if done.returncode not in statuses:
+        raise RuntimeError(f"ctrl-rl {' '.join(words)} exited with {done.returncode}")
+    return json.loads(done.stdout)
 
 
 def _chosen(name: str, patterns: Sequence[str]) -> bool:
