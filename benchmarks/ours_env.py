@@ -13,6 +13,8 @@ import worker
 
 import ctrl_rl
 
+CHUNKS, SPACING = 6, 4
+"""Bare physics replays every fourth chunk of the first 24, so not only what follows a reset."""
 PACKAGES = ("ctrl-rl", "torch", "mujoco", "numpy", "gymnasium")
 
 
@@ -45,15 +47,18 @@ def rollout(config, tick):
     env, actions = make_env(config)
     batch = Batch(env.sim.model, config["num_envs"], nthread=config["threads"])
     starts, controls = [], []
-    for k in range(4 * config["chunk"]):
-        if k % config["chunk"] == 0:
+    for k in range(CHUNKS * SPACING * config["chunk"]):
+        chunk, at = divmod(k, config["chunk"])
+        kept = chunk % SPACING == SPACING - 1
+        if kept and at == 0:
             starts.append(env.sim.state_dict()["state"].numpy())
             controls.append([])
         env.step(actions[k % len(actions)])
-        controls[-1] += env.spec.decimation * [env.sim.ctrl.numpy().copy()]
+        if kept:
+            controls[-1] += env.spec.decimation * [env.sim.ctrl.numpy().copy()]
     controls = [np.stack(c, 1) for c in controls]
     while True:
-        for start, control in zip(starts[1:], controls[1:], strict=True):
+        for start, control in zip(starts, controls, strict=True):
             batch.state[:] = start
             batch.rollout(control.shape[1], control, record=("qpos", "qvel"))
             tick(config["num_envs"] * config["chunk"])

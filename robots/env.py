@@ -153,7 +153,7 @@ class TaskEnv:
     def uniform(self, term: str, rows: Rows, size: int, low=0.0, high=1.0) -> Tensor:
         """Keyed uniform draw (n, size) for this episode and step, in the simulator's dtype."""
         draw = random.uniform(self._key[rows], term, size)
-        return (low + (high - low) * draw).to(self.sim.dtype)
+        return draw.mul_(high - low).add_(low).to(self.sim.dtype)
 
     def normal(self, term: str, rows: Rows, size: int) -> Tensor:
         """Keyed standard normal draw (n, size)."""
@@ -433,7 +433,7 @@ class TaskEnv:
 
 def _snapshot(values: dict[str, Tensor]) -> dict[str, Tensor]:
     """Copies: a task may return live state, which the reset of ended rows overwrites."""
-    return {name: value.clone() for name, value in values.items()}
+    return dict(zip(values, torch.stack(tuple(values.values())), strict=True)) if values else {}
 
 
 class _Group:

@@ -97,21 +97,20 @@ def leg_heights(joint_pos: Tensor, gravity_b: Tensor, height: Tensor) -> tuple[T
     Returns:
         Heights of knees and of feet' centres in the world (N, 4) [m], in the order of `LEGS`.
     """
-    hip, thigh, calf = joint_pos.unflatten(1, (4, 3)).unbind(2)
     front, side = _leg_signs(joint_pos.dtype, joint_pos.device)
-    sin_hip, cos_hip = torch.sin(hip), torch.cos(hip)
     up = -gravity_b[:, :, None]  # the world's z axis in the trunk's frame (N, 3, 1)
-    # In the leg's plane, turned by the hip about x: x forward, y sideways, z up.
-    plane_y, plane_z = side * THIGH_OFFSET, torch.zeros_like(hip)
-    x = (HIP_OFFSET[0] * front).expand_as(hip)
-    heights = []
-    for angle in (thigh, thigh + calf):
-        x = x - LINK * torch.sin(angle)
-        plane_z = plane_z - LINK * torch.cos(angle)
-        y = side * HIP_OFFSET[1] + plane_y * cos_hip - plane_z * sin_hip
-        z = plane_y * sin_hip + plane_z * cos_hip
-        heights.append(height[:, None] + x * up[:, 0] + y * up[:, 1] + z * up[:, 2])
-    return heights[0], heights[1]
+    angle = joint_pos.unflatten(1, (4, 3)).clone()
+    angle[:, :, 2] += angle[:, :, 1]  # of the calf against the hip
+    sin, cos = torch.sin(angle), torch.cos(angle)
+    # Heights of the axes that the hip turns about x: sideways, and up in the leg's plane.
+    sideways = torch.addcmul(cos[:, :, 0] * up[:, 1], sin[:, :, 0], up[:, 2])
+    upward = torch.addcmul(cos[:, :, 0] * up[:, 2], sin[:, :, 0], up[:, 1], value=-1)
+    thigh = torch.addcmul(height[:, None], up[:, 0], front, value=HIP_OFFSET[0])
+    thigh = torch.addcmul(thigh, up[:, 1], side, value=HIP_OFFSET[1])
+    thigh = torch.addcmul(thigh, sideways, side, value=THIGH_OFFSET)
+    drop = torch.addcmul(sin[:, :, 1:] * up[:, :1], cos[:, :, 1:], upward[:, :, None])
+    knee = torch.sub(thigh, drop[:, :, 0], alpha=LINK)
+    return knee, torch.sub(knee, drop[:, :, 1], alpha=LINK)
 
 
 @lru_cache(maxsize=8)

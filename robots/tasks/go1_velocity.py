@@ -291,16 +291,16 @@ class Go1Velocity(TaskEnv):
     def observe_terms(self, rows: Rows) -> dict[str, Tensor]:
         """Raw values in the order of the spec."""
         x, self._now = self._now or self._state(rows), None
-        commanded = self.command[rows].any(1)
-        self.last_walk[rows] = torch.where(commanded, self.step_count[rows], self.last_walk[rows])
+        command, step_count = self.command[rows], self.step_count[rows]
+        self.last_walk[rows] = torch.where(command.any(1), step_count, self.last_walk[rows])
         return {
             "base_ang_vel": x["ang_vel_b"],
             "projected_gravity": x["gravity_b"],
-            "command": self.command[rows],
+            "command": command,
             "joint_pos": x["joint_pos"],
             "joint_vel": x["joint_vel"],
             "prev_action": self.prev_action[rows],
-            "phase": self._clock(rows),
+            "phase": x["clock"] * self._walks(rows)[:, None],
             "base_lin_vel": x["lin_vel_b"],
             "foot_contact": (x["foot_height"] < CONTACT_HEIGHT).to(self.sim.dtype),
             "foot_height": x["foot_height"],
@@ -308,25 +308,25 @@ class Go1Velocity(TaskEnv):
             "friction": self.friction[rows],
             "trunk_mass": self.mass_offset[rows],
             "trunk_com": self.com_offset[rows],
-            "motor_strength": self.strength[rows] - 1.0,
+            "motor_strength": self.strength_offset[rows],
             "action_delay": self.delay[rows],
         }
 
     def _state(self, rows: Rows) -> dict[str, Tensor]:
-        """What terms, rewards and terminations read; vectors in the body frame."""
+        """What terms, rewards and terminations read; vectors in the body frame.
+
+        Written with few and wide operations: at some hundred worlds each costs the same.
+        """
         q, v = self.sim.qpos[rows], self.sim.qvel[rows]
-        w, x, y, z = q[:, 3:7].unbind(1)
-        lin = v[:, :3]
-        # R^T u for the quaternion (w, r): u + 2 (w (u x r) + r x (r x u)), column by column.
-        r = q[:, 4:7]
-        cross = torch.linalg.cross(lin, r)
-        lin_b = lin + 2 * (w[:, None] * cross + torch.linalg.cross(cross, r))
-        gravity = -torch.stack(
-            [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)], 1
-        )
+        # R^T u for the quaternion (w, r): u + 2 (w (u x r) + r x (r x u)).
+        u = torch.stack([v[:, :3], self.gravity.expand(len(v), 3)], 1)
+        w, r = q[:, None, 3:4], q[:, None, 4:7]
+        cross = torch.linalg.cross(u, r)
+        body = torch.add(u, torch.addcmul(torch.linalg.cross(cross, r), w, cross), alpha=2)
+        lin_vel, gravity = body.unbind(1)
         knee, foot = go1.leg_heights(q[:, 7:], gravity, q[:, 2])
         return {
-            "lin_vel_b": lin_b,
+            "lin_vel_b": lin_vel,
             "ang_vel_b": v[:, 3:6],
             "gravity_b": gravity,
             "height": q[:, 2],
@@ -334,22 +334,21 @@ class Go1Velocity(TaskEnv):
             "joint_vel": v[:, 6:],
             "knee_height": knee,
             "foot_height": foot - FOOT_RADIUS,
+            "clock": self._clock(rows),
         }
 
-    @property
-    def walks(self) -> Tensor:
-        """(N, 1), 1 while the clock runs: the command says walk, or did within its last turn."""
-        recently = self.step_count - self.last_walk <= self.run_on_steps
-        return (self.command.any(1) | recently)[:, None].to(self.sim.dtype)
+    def _walks(self, rows: Rows) -> Tensor:
+        """(n,), 1 while the clock runs: the command says walk, or did within its last turn."""
+        recently = self.step_count[rows] - self.last_walk[rows] <= self.run_on_steps
+        return recently.to(self.sim.dtype)
 
     def _clock(self, rows: Rows) -> Tensor:
-        """(sin, cos) of the trot clock, (0, 0) while the command is zero (n, 2)."""
+        """(sin, cos) of the trot clock, as if it ran always (n, 2)."""
         # An int64 tensor times a float is float32, which loses 2e-5 within an episode.
-        turns = self.phase_start[rows, 0].double() + self.step_count[rows].double() * (
-            self.spec.step_dt * self.config.gait_rate_hz
-        )
-        angle = (2 * math.pi * torch.remainder(turns, 1.0)).to(self.sim.dtype)
-        return torch.stack([torch.sin(angle), torch.cos(angle)], 1) * self.walks[rows]
+        turns_per_step = self.spec.step_dt * self.config.gait_rate_hz
+        start, steps = self.phase_start[rows].double(), self.step_count[rows, None].double()
+        angle = torch.add(start, steps, alpha=turns_per_step) * (2 * math.pi)
+        return torch.cat([torch.sin(angle), torch.cos(angle)], 1).to(self.sim.dtype)
 
     # Rewards and terminations -----------------------------------------------------------------
 
@@ -359,41 +358,40 @@ class Go1Velocity(TaskEnv):
 
     def reward_terms(self, action: Tensor) -> dict[str, Tensor]:
         """Weighted terms (N,)."""
-        c, w = self.config, self.config.rewards
+        c = self.config
         x = self._now = self._state(slice(None))  # the observation reads it too
-        walks = self.walks[:, 0]
-        self._lin_error = x["lin_vel_b"][:, :2] - self.command[:, :2]
-        self._ang_error = x["ang_vel_b"][:, 2] - self.command[:, 2]
-        sin = self._clock(slice(None))[:, 0]
+        walks = self._walks(slice(None))
+        lin_vel, ang_vel, gravity = x["lin_vel_b"], x["ang_vel_b"], x["gravity_b"]
+        self._error = torch.cat([lin_vel[:, :2], ang_vel[:, 2:]], 1) - self.command
+        error = self._error.square()
         # FR and RL swing while sin > 0, FL and RR while sin < 0.
-        swing = torch.stack([sin, -sin, -sin, sin], 1).clamp(min=0) * c.swing_height
-        gait_error = (x["foot_height"] - swing).abs().mean(1) / (c.swing_height / math.pi)
+        swing = (x["clock"][:, :1] * self.swing_signs).clamp_(min=0).mul_(c.swing_height)
+        gait_error = (x["foot_height"] - swing).abs_().mean(1) / (c.swing_height / math.pi)
         lifted = x["foot_height"].clamp(min=0).sum(1)
         rest = torch.exp(-x["joint_vel"].square().sum(1) / 10.0 - 20.0 * lifted)
         self._fallen = self._falls(x)
         fallen = torch.stack(tuple(self._fallen.values())).any(0)
-        deviation = x["joint_pos"].square()
+        hip, thigh, calf = x["joint_pos"].square().unflatten(1, (4, 3)).sum(1).unbind(1)
         target = self.sim.ctrl - self.default_joint_pos
-        torque = (self.kp * (target - x["joint_pos"]) - self.kd * x["joint_vel"]).clamp(
-            -self.effort_limit, self.effort_limit
-        )
-        return {
-            "track_lin_vel": w.track_lin_vel
-            * torch.exp(-self._lin_error.square().sum(1) / c.tracking_variance),
-            "track_ang_vel": w.track_ang_vel
-            * torch.exp(-self._ang_error.square() / c.tracking_variance),
-            "gait": w.gait * walks * (1 - gait_error),
-            "stand": w.stand * (1 - walks) * rest,
-            "lin_vel_z": w.lin_vel_z * x["lin_vel_b"][:, 2].square(),
-            "ang_vel_xy": w.ang_vel_xy * x["ang_vel_b"][:, :2].square().sum(1),
-            "tilt": w.tilt * x["gravity_b"][:, :2].square().sum(1),
-            "height": w.height * (x["height"] - c.base_height).square(),
-            "action_rate": w.action_rate * (action - self.prev_action).square().sum(1),
-            "torque": w.torque * torque.square().sum(1),
-            "hip": w.hip * deviation[:, ::3].sum(1),
-            "leg": w.leg * (deviation[:, 1::3] + deviation[:, 2::3]).sum(1),
-            "termination": w.termination * fallen.to(self.sim.dtype),
+        torque = self.kp * (target - x["joint_pos"]) - self.kd * x["joint_vel"]
+        torque = torch.clamp(torque, -self.effort_limit, self.effort_limit)
+        terms = {
+            "track_lin_vel": torch.exp((error[:, 0] + error[:, 1]) / -c.tracking_variance),
+            "track_ang_vel": torch.exp(error[:, 2] / -c.tracking_variance),
+            "gait": walks * (1 - gait_error),
+            "stand": (1 - walks) * rest,
+            "lin_vel_z": lin_vel[:, 2].square(),
+            "ang_vel_xy": ang_vel[:, :2].square().sum(1),
+            "tilt": gravity[:, :2].square().sum(1),
+            "height": (x["height"] - c.base_height).square(),
+            "action_rate": (action - self.prev_action).square_().sum(1),
+            "torque": torque.square_().sum(1),
+            "hip": hip,
+            "leg": thigh + calf,
+            "termination": fallen.to(self.sim.dtype),
         }
+        weighted = torch.stack([terms[name] for name in self.weights]) * self.weight_column
+        return dict(zip(self.weights, weighted.unbind(), strict=True))
 
     def terminations(self) -> dict[str, Tensor]:
         """Falls, as found with the rewards."""
@@ -410,11 +408,7 @@ class Go1Velocity(TaskEnv):
 
     def metrics(self) -> dict[str, Tensor]:
         """Absolute tracking errors, transients included."""
-        return {
-            "error_lin_vel_x": self._lin_error[:, 0].abs(),
-            "error_lin_vel_y": self._lin_error[:, 1].abs(),
-            "error_ang_vel_z": self._ang_error.abs(),
-        }
+        return dict(zip(self.metric_units, self._error.abs().unbind(1), strict=True))
 
     # Reset and randomisation --------------------------------------------------------------------
 
@@ -432,16 +426,24 @@ class Go1Velocity(TaskEnv):
         self.next_command = self.remember("next_command", torch.zeros_like(self.episode))
         self.next_push = self.remember("next_push", torch.zeros_like(self.episode))
 
-        def per_joint(values) -> Tensor:
+        def constant(values) -> Tensor:
             return torch.tensor(list(values), dtype=sim.dtype, device=self.device)
 
         joints = self.robot.joints
-        self.default_joint_pos = per_joint(j.default_pos for j in joints)
-        self.kp = per_joint(j.kp for j in joints)
-        self.kd = per_joint(j.kd for j in joints)
-        self.effort_limit = per_joint(j.effort_limit for j in joints)
+        self.default_joint_pos = constant(j.default_pos for j in joints)
+        self.kp = constant(j.kp for j in joints)
+        self.kd = constant(j.kd for j in joints)
+        self.effort_limit = constant(j.effort_limit for j in joints)
         model = sim.model
-        self.trunk_half = torch.tensor(TRUNK_HALF, dtype=sim.dtype, device=self.device)
+        self.trunk_half = constant(TRUNK_HALF)
+        self.gravity = constant((0.0, 0.0, -1.0))
+        self.swing_signs = constant((1.0, -1.0, -1.0, 1.0))
+        self.weights = dataclasses.asdict(c.rewards)
+        self.weight_column = constant(self.weights.values())[:, None]
+        ranges = (c.command_lin_vel_x, c.command_lin_vel_y, c.command_ang_vel_z)
+        self.command_low = constant(low for low, _ in ranges)
+        self.command_span = constant(high - low for low, high in ranges)
+        self.start_pos = constant((0.0, 0.0, 0.29, 1.0, 0.0, 0.0, 0.0))
         self._now: dict[str, Tensor] | None = None
 
         feet = [model.geom(f"{leg}_foot").id for leg in go1.LEGS]
@@ -450,9 +452,10 @@ class Go1Velocity(TaskEnv):
         self.mass_offset = self.world_uniform("trunk_mass", 1, *c.trunk_mass_offset)
         com = c.trunk_com_offset
         self.com_offset = self.world_uniform("trunk_com", 3, -com, com)
-        self.strength = self.world_uniform("motor_strength", 12, *c.motor_strength)
+        strength = self.world_uniform("motor_strength", 12, *c.motor_strength)
+        self.strength_offset = strength - 1
         self.delay = self.world_uniform("action_delay", 1, *c.action_delay_s)
-        for name in ("friction", "mass_offset", "com_offset", "strength", "delay"):
+        for name in ("friction", "mass_offset", "com_offset", "strength_offset", "delay"):
             self.remember(name, getattr(self, name))
         sim.expand("geom_friction")[:, feet, 0] = self.friction
         mass = sim.model_field("body_mass")[trunk]
@@ -460,58 +463,52 @@ class Go1Velocity(TaskEnv):
         sim.expand("body_ipos")[:, trunk] = sim.model_field("body_ipos")[trunk] + self.com_offset
         for name, column in (("gainprm", 0), ("biasprm", 1), ("biasprm", 2)):
             baseline = sim.model_field(f"actuator_{name}")[:, column]
-            sim.expand(f"actuator_{name}")[:, :, column] = baseline * self.strength
+            sim.expand(f"actuator_{name}")[:, :, column] = baseline * strength
         sim.expand("actuator_forcerange")[:] = (
-            sim.model_field("actuator_forcerange") * self.strength[:, :, None]
+            sim.model_field("actuator_forcerange") * strength[:, :, None]
         )
         sim.expand("actuator_delay")[:] = self.delay
         sim.commit()
 
     def begin(self, rows: Rows) -> None:
         """Near the default pose, with some velocity; a new command and clock."""
-        sim, c = self.sim, self.config
-        draw = self.uniform("reset", rows, 18, -1.0, 1.0)
-        sim.qpos[rows, :7] = torch.tensor(
-            [0.0, 0, 0.29, 1, 0, 0, 0], dtype=sim.dtype, device=self.device
-        )
-        sim.qpos[rows, 7:] = self.default_joint_pos + 0.1 * draw[:, :12]
-        sim.qvel[rows, 0:2] = 0.3 * draw[:, 12:14]
-        sim.qvel[rows, 3:6] = 0.3 * draw[:, 14:17]
+        sim = self.sim
+        draw = self.uniform("reset", rows, 24)  # one draw: its cost does not depend on the size
+        around = 2 * draw[:, :17] - 1
+        sim.qpos[rows, :7] = self.start_pos
+        sim.qpos[rows, 7:] = self.default_joint_pos + 0.1 * around[:, :12]
+        sim.qvel[rows, 0:2] = 0.3 * around[:, 12:14]
+        sim.qvel[rows, 3:6] = 0.3 * around[:, 14:17]
         sim.ctrl[rows] = self.default_joint_pos
         sim.fill_delay(rows)
         self.prev_action[rows] = 0
         self.last_walk[rows] = NEVER
-        self.phase_start[rows] = 0.5 * (draw[:, 17:18] + 1)
-        self._new_command(rows)
-        self.next_push[rows] = self._after("push_time", rows, c.push_interval_s)
+        self.phase_start[rows] = draw[:, 17:18]
+        self._new_command(rows, draw[:, 18:23])
+        self.next_push[rows] = self._after(rows, draw[:, 23], self.config.push_interval_s)
 
     def advance(self, action: Tensor) -> None:
         """New commands and pushes where their time has come."""
         self.prev_action[:] = action
         due = (self.step_count >= self.next_command).nonzero().flatten()
         if len(due):
-            self._new_command(due)
+            self._new_command(due, self.uniform("command", due, 5))
         if self.config.push_velocity:
             due = (self.step_count >= self.next_push).nonzero().flatten()
             if len(due):
-                push = self.config.push_velocity
-                self.sim.qvel[due, :2] += self.uniform("push", due, 2, -push, push)
+                draw = self.uniform("push", due, 3)
+                self.sim.qvel[due, :2] += self.config.push_velocity * (2 * draw[:, :2] - 1)
                 self._now = None
-                self.next_push[due] = self._after("push_time", due, self.config.push_interval_s)
+                self.next_push[due] = self._after(due, draw[:, 2], self.config.push_interval_s)
 
-    def _new_command(self, rows: Rows) -> None:
+    def _new_command(self, rows: Rows, draw: Tensor) -> None:
+        """From uniforms (n, 5): three velocities, whether to stand, when the next one comes."""
         c = self.config
-        ranges = torch.tensor(
-            [c.command_lin_vel_x, c.command_lin_vel_y, c.command_ang_vel_z],
-            dtype=self.sim.dtype,
-            device=self.device,
-        )
-        draw = self.uniform("command", rows, 4)
-        walks = (draw[:, 3:] >= c.command_zero_share).to(self.sim.dtype)
-        self.command[rows] = (ranges[:, 0] + (ranges[:, 1] - ranges[:, 0]) * draw[:, :3]) * walks
-        self.next_command[rows] = self._after("command_time", rows, c.command_interval_s)
+        walks = (draw[:, 3:4] >= c.command_zero_share).to(self.sim.dtype)
+        self.command[rows] = (self.command_low + self.command_span * draw[:, :3]) * walks
+        self.next_command[rows] = self._after(rows, draw[:, 4], c.command_interval_s)
 
-    def _after(self, term: str, rows: Rows, interval_s: tuple[float, float]) -> Tensor:
+    def _after(self, rows: Rows, draw: Tensor, interval_s: tuple[float, float]) -> Tensor:
         """Step number (n,) that lies a uniform time ahead."""
-        wait = self.uniform(term, rows, 1, *interval_s)[:, 0] / self.spec.step_dt
-        return self.step_count[rows] + wait.round().long()
+        low, high = (time / self.spec.step_dt for time in interval_s)
+        return self.step_count[rows] + (low + (high - low) * draw).round().long()
