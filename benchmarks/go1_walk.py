@@ -24,7 +24,7 @@ CELLS = [
         Cell(name=f"seed-{seed}", config={"seed": seed, "total_steps": None, "limits": {}})
         for seed in range(5)
     ),
-    Cell(name="long", config={"seed": 0, "total_steps": 9_000_000, "limits": TIGHT}),
+    Cell(name="long", config={"seed": 0, "total_steps": 8_000_000, "limits": TIGHT}),
 ]
 
 

@@ -130,7 +130,7 @@ class Rewards:
     """(N·m)^2"""
     hip: float = -0.002
     """Squared deviation of the hip joints from the default pose [rad^2]."""
-    leg: float = -0.0005
+    leg: float = -0.002
     """The same of thigh and calf joints [rad^2]."""
     termination: float = -1.0
     """Once, on a fall."""
