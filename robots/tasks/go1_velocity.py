@@ -148,7 +148,7 @@ class Go1VelocityConfig:
     """Sideways velocity, left positive [m/s]."""
     command_ang_vel_z: tuple[float, float] = (-1.0, 1.0)
     """Turning velocity, counter-clockwise positive [rad/s]."""
-    command_interval_s: tuple[float, float] = (4.0, 6.0)
+    command_interval_s: tuple[float, float] = (2.0, 4.0)
     """Time between new commands [s]."""
     command_zero_share: float = 0.15
     """Share of commands that say stand."""
@@ -175,7 +175,7 @@ class Go1VelocityConfig:
     """Delay of the joint targets [s], per world."""
     push_velocity: float = 0.5
     """Half-width of the horizontal velocity that a push adds per axis [m/s]."""
-    push_interval_s: tuple[float, float] = (6.0, 10.0)
+    push_interval_s: tuple[float, float] = (3.0, 6.0)
     """Time between pushes [s]."""
     noise: bool = True
     """Observation noise."""
