@@ -6,7 +6,8 @@ values (`MLP` is `ctrl_rl.networks.MLP`):
     {"format": 1, "kind": "gaussian_mlp" | "categorical_mlp", "spec": EnvSpec as JSON,
      "group": "actor", "hidden": [128, 128], "activation": "elu",
      "normalizer": {"mean", "var", "count", "clip", "epsilon"} | None, "bound": "clip" | "none",
-     "weights": {"layers.0.weight": ...}, "log_std": tensor (gaussian only)}
+     "weights": {"layers.0.weight": ...}, "log_std": tensor (gaussian only),
+     "limits": {"low", "high"} (A,), only of a policy with bounds where the spec has none}
 
 The observation statistics travel with the weights: a section without the key is refused, so that
 a policy is never run on unscaled input by accident; `None` says that it was trained without.
@@ -72,6 +73,8 @@ class PolicyModule(nn.Module):
         if section["bound"] == "clip" and not isinstance(spec.action, Discrete):
             low = torch.tensor([dim.low for dim in spec.action], dtype=torch.float32)
             high = torch.tensor([dim.high for dim in spec.action], dtype=torch.float32)
+            if limits := section.get("limits"):
+                low, high = limits["low"], limits["high"]
             self.bounds = bool((low.isfinite() | high.isfinite()).any())
             self.register_buffer("low", low)
             self.register_buffer("high", high)
