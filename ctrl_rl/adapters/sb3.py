@@ -61,7 +61,7 @@ def vec_env(env, action_bound: float | None = None):
 def load_policy(
     path: str | Path,
     task: str | EnvSpec,
-    normalizer: str | Path | None,
+    normalizer: str | Path | None = None,
     activation: str | None = None,
 ) -> Policy:
     """A policy saved by stable-baselines3, as `ctrl_rl.load_policy` gives ours.
@@ -69,8 +69,7 @@ def load_policy(
     Args:
         path: what `model.save` wrote, `model.zip`.
         task: id of the task it was trained on, or its spec.
-        normalizer: what `VecNormalize.save` wrote; None for a policy trained without. The archive
-            does not say which of the two it is.
+        normalizer: what `VecNormalize.save` wrote; None for a policy trained without.
         activation: "elu", "relu" or "tanh"; None to read it from the archive.
 
     Raises:
@@ -83,14 +82,14 @@ def load_policy(
         env = make(task, 1)
         task = env.spec
         env.close()
-    return Policy.from_section(read_section(path, task, normalizer, activation)[0])
+    return _policy(path, read_section(path, task, normalizer, activation)[0])
 
 
 def import_run(
     path: str | Path,
     task: str,
     folder: str | Path,
-    normalizer: str | Path | None,
+    normalizer: str | Path | None = None,
     activation: str | None = None,
 ) -> tuple[Policy, int]:
     """Make a run folder that `ctrl-rl eval`, `play`, `export` and `verify` take.
@@ -117,7 +116,7 @@ def import_run(
     config = dataclasses.asdict(env.config) if hasattr(env, "config") else {}
     env.close()
     section, data = read_section(path, env.spec, normalizer, activation)
-    policy, steps = Policy.from_section(section), int(data["num_timesteps"])
+    policy, steps = _policy(path, section), int(data["num_timesteps"])
     record = {
         "format": checkpoints.FORMAT,
         "task": task,
@@ -140,7 +139,7 @@ def import_run(
 def read_section(
     path: str | Path,
     spec: EnvSpec,
-    normalizer: str | Path | None,
+    normalizer: str | Path | None = None,
     activation: str | None = None,
 ) -> tuple[dict, dict]:
     """The policy section (see `ctrl_rl.policy`) of a saved model, and the archive's plain data.
@@ -155,19 +154,36 @@ def read_section(
         raise ValueError(f"{path} is not a model as stable-baselines3 saves it: {what}") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+    _check_normalizer(data, normalizer, path)
     if normalizer is not None:
         section["normalizer"] = read_normalizer(normalizer)
-        width = len(section["normalizer"]["mean"])
+        width = len(section["normalizer"]["mean"]) if section["normalizer"] else spec.obs_size()
         if width != spec.obs_size():
             raise ValueError(
                 f"{normalizer} has statistics of {width} columns, {spec.task} {spec.obs_size()}"
             )
-    elif data.get("_last_original_obs") is not None:
-        raise ValueError(
-            f"{path} was trained on normalised observations; give the file that its "
-            "VecNormalize.save wrote"
-        )
     return section, data
+
+
+def _check_normalizer(data: dict, normalizer: str | Path | None, path: str | Path) -> None:
+    """A trained PPO or A2C keeps its first observation as it was before a VecNormalize."""
+    if data.get("_last_obs") is None or "rollout_buffer_class" not in data:
+        return  # never trained, or off-policy: it does not say
+    wrapped = data.get("_last_original_obs") is not None
+    if wrapped and normalizer is None:
+        raise ValueError(
+            f"{path} was trained behind a VecNormalize; give the file that its save wrote"
+        )
+    if normalizer is not None and not wrapped:
+        raise ValueError(f"{path} was trained without a VecNormalize, {normalizer} is not its own")
+
+
+def _policy(path: str | Path, section: dict) -> Policy:
+    """The policy; an error names the file."""
+    try:
+        return Policy.from_section(section)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 # The archive ----------------------------------------------------------------------------------
@@ -208,6 +224,7 @@ def _section(data: dict, weights: dict, spec: EnvSpec, activation: str | None) -
     if "FlattenExtractor" not in extractor:
         raise ValueError(f"its feature extractor {extractor} is not supported")
     _check_obs(data["observation_space"], spec)
+    limits = _limits(data["action_space"], spec)
     if "action_net.weight" in weights:
         chain = [*_sequence(weights, "mlp_extractor.policy_net"), "action_net"]
         others, default = ("log_std", "mlp_extractor.value_net.", "value_net."), "tanh"
@@ -235,7 +252,7 @@ def _section(data: dict, weights: dict, spec: EnvSpec, activation: str | None) -
         "normalizer": None,
         "weights": layers,
         **found,
-        **_bounds(data["action_space"], spec),
+        **({} if limits is None else {"limits": limits}),
     }
 
 
@@ -290,15 +307,15 @@ def _check_obs(space: dict, spec: EnvSpec) -> None:
         )
 
 
-def _bounds(space: dict, spec: EnvSpec) -> dict:
-    """Bounds that the task leaves open, as the section's "limits"; the others must be equal."""
+def _limits(space: dict, spec: EnvSpec) -> dict | None:
+    """The section's "limits": bounds that the task leaves open; the others must be equal."""
     discrete = isinstance(spec.action, Discrete)
     if (".discrete.Discrete'" if discrete else ".box.Box'") not in space[":type:"]:
         raise ValueError(f"its action is a {space[':type:']}, unlike that of {spec.task}")
     if isinstance(spec.action, Discrete):
         if int(space.get("start", 0)) != 0:
             raise ValueError(f"its choices begin at {space['start']}, not at 0")
-        return {}
+        return None
     ours = np.float32([[dim.low for dim in spec.action], [dim.high for dim in spec.action]])
     theirs = np.stack([_numbers(space["low"]), _numbers(space["high"])])
     if theirs.shape != ours.shape:
@@ -312,9 +329,9 @@ def _bounds(space: dict, spec: EnvSpec) -> dict:
                 f"[{dim.low:g}, {dim.high:g}]"
             )
     if np.isfinite(ours).all():
-        return {}
+        return None
     limits = np.where(np.isfinite(ours), ours, theirs)
-    return {"limits": {"low": torch.from_numpy(limits[0]), "high": torch.from_numpy(limits[1])}}
+    return {"low": torch.from_numpy(limits[0]), "high": torch.from_numpy(limits[1])}
 
 
 def _numbers(text: str) -> np.ndarray:
@@ -327,22 +344,25 @@ def _numbers(text: str) -> np.ndarray:
 # Statistics -----------------------------------------------------------------------------------
 
 
-def read_normalizer(path: str | Path) -> dict:
+def read_normalizer(path: str | Path) -> dict | None:
     """Observation statistics of a saved `VecNormalize`, as they stand in a policy section.
 
     The pickle is taken apart, and nothing that it names is imported, built or called.
 
+    Returns:
+        None where it leaves observations alone (`norm_obs=False`).
+
     Raises:
-        ValueError: no such file, another object, or one that does not normalise the observation.
+        ValueError: no such file, or another object.
     """
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"{path} does not exist")
     try:
         state = _Reader(io.BytesIO(path.read_bytes())).load().state
-        statistics = state["obs_rms"].state if state["norm_obs"] else None
-        if statistics is None:
-            raise ValueError("it was made with norm_obs=False: there are no statistics; give none")
+        if not state["norm_obs"]:
+            return None
+        statistics = state["obs_rms"].state
         return {
             "mean": torch.from_numpy(_array(statistics["mean"])),
             "var": torch.from_numpy(_array(statistics["var"])),

@@ -15,8 +15,8 @@ class ImportSb3:
     """What `model.save` wrote, `model.zip`; an MlpPolicy. No code in it is run."""
     task: Annotated[str, tyro.conf.Positional]
     """Id of the task it was trained on, with its default configuration."""
-    normalizer: str
-    """What `VecNormalize.save` wrote, or "none" for a policy that was trained without."""
+    normalizer: Path | None = None
+    """What `VecNormalize.save` wrote; None for a policy that was trained without."""
     activation: str | None = None
     """elu, relu or tanh, where the file does not say it; None to read it."""
     run_dir: Path | None = None
@@ -30,9 +30,8 @@ def main(args: ImportSb3) -> dict:
     torch.set_num_threads(1)
     from ctrl_rl.adapters.sb3 import import_run
 
-    normalizer = None if args.normalizer == "none" else args.normalizer
     folder = args.run_dir or Path("runs") / args.task / "sb3" / args.model.stem
-    policy, steps = import_run(args.model, args.task, folder, normalizer, args.activation)
+    policy, steps = import_run(args.model, args.task, folder, args.normalizer, args.activation)
     print(f"{folder}: {args.task}, {policy.section()['kind']}, {steps:,} env steps")
     print(f"go on with: ctrl-rl eval {folder}")
     return {"task": args.task, "run": str(folder), "env_steps": steps}
