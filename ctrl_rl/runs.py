@@ -5,6 +5,7 @@ Run folder:
     config.json               everything that was decided, written before training
     metrics.csv, tensorboard/ one row per logged iteration; x is env steps
     checkpoints/last.pt       complete: policy, learner with its generator, environments
+    checkpoints/replay-N.pt   the replay buffer that last.pt of env step N names
     checkpoints/best.pt       policy section only, best mean return of an evaluation
     checkpoints/step-N.pt     policy section only
     curves.png, video.mp4, evaluation.json, report.html
@@ -26,6 +27,7 @@ import torch
 
 from ctrl_rl.checkpoints import (
     FORMAT,
+    check_free,
     load_checkpoint,
     make_folder,
     replacing,
@@ -77,7 +79,8 @@ def find_checkpoint(folder: Path, which: str | None = None) -> Path:
         path = checkpoints / (f"step-{name}.pt" if name.isdigit() else f"{name}.pt")
         if path.is_file():
             return path
-    names = [path.stem.removeprefix("step-") for path in checkpoints.glob("*.pt")]
+    paths = [path for path in checkpoints.glob("*.pt") if not path.stem.startswith("replay-")]
+    names = [path.stem.removeprefix("step-") for path in paths]
     names.sort(key=lambda name: (name.isdigit(), int(name) if name.isdigit() else 0, name))
     if not names:
         raise ValueError(f"{folder} has no checkpoint yet")
@@ -153,7 +156,7 @@ class Run:
         self._interrupted = False
         self._handlers: dict = {}
         self._columns: list[str] = []
-        self._csv = self._tensorboard = self._checkpoint = None
+        self._csv = self._tensorboard = self._checkpoint = self._replay = None
         self._best: float = -math.inf
         self._resume = resume
         self._init_from = None if init_from is None else Path(init_from)
@@ -170,7 +173,9 @@ class Run:
             last = self.folder / "checkpoints" / "last.pt"
             if resume and last.is_file():
                 self._checkpoint = load_checkpoint(last)
-            elif resume and any(last.parent.glob("*.pt")):
+                if name := self._checkpoint.get("replay"):
+                    self._replay = _load_replay(last.with_name(name))
+            elif resume and any(last.parent.glob("[!r]*.pt")):  # a lone replay is none
                 raise ValueError(f"{last} is missing: there is nothing to go on from")
 
     def initial(self, spec: EnvSpec) -> dict | None:
@@ -187,7 +192,7 @@ class Run:
         check_same_shape(EnvSpec.from_dict(config["spec"]), spec, spec.obs)
         return load_checkpoint(find_checkpoint(self._init_from, "last"))["learner"]
 
-    def start(self, metrics: dict[str, str], config, env, algo: str) -> None:
+    def start(self, metrics: dict[str, str], config, env, algo: str, replay_bytes: int = 0) -> None:
         """Declare what will be logged and write config.json.
 
         Args:
@@ -196,10 +201,12 @@ class Run:
             config: the algorithm's frozen dataclass; `total_steps` gives the length.
             env: the training environment.
             algo: name of the algorithm.
+            replay_bytes: largest size of what `save` gets as `replay`.
 
         Raises:
-            ValueError: a resumed run, or the checkpoint in its folder, was made by another
-                algorithm, task, size or configuration; nothing was changed.
+            ValueError: the disk is too full for the replay; or a resumed run, or the checkpoint in
+                its folder, was made by another algorithm, task, size or configuration; nothing
+                was changed.
         """
         self.metrics = dict(metrics)
         self._patterns = [
@@ -219,6 +226,9 @@ class Run:
             if self._checkpoint:
                 made = json.loads(self._checkpoint["config"])
                 self._check_same(record, made, "holds a checkpoint of a run with")
+        if replay_bytes:  # for a moment the old file and the new one lie side by side
+            found = sum(path.stat().st_size for path in self.folder.glob("checkpoints/replay-*"))
+            check_free(self.folder, max(2 * replay_bytes - found, 0))
         write_text(self.folder / "config.json", json.dumps(record, indent=1) + "\n")
         (self.folder / "checkpoints").mkdir(exist_ok=True)
         step = self._checkpoint["step"] if self._checkpoint else 0
@@ -231,13 +241,18 @@ class Run:
             self._console.start(self.total_steps, step)
 
     def restore(self) -> dict | None:
-        """What `save` was given last, as {"step", "policy", "learner", "env"}; None at step 0."""
+        """What `save` was given last, as {"step", "policy", "learner", "env"}; None at step 0.
+
+        And "replay", where there was one.
+        """
         content, self._checkpoint = self._checkpoint, None
+        replay, self._replay = self._replay, None
         if content is None:
             return None
         self._best = content["best"]
         self._last_due = dict.fromkeys(self._last_due, content["step"])
-        return {key: content[key] for key in ("step", "policy", "learner", "env")}
+        saved = {key: content[key] for key in ("step", "policy", "learner", "env")}
+        return saved if replay is None else {**saved, "replay": replay}
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Add figures at an env step; a second call at the same step adds to the row.
@@ -291,14 +306,20 @@ class Run:
         """Whether to leave after this iteration: `stop_after` reached, or Ctrl-C."""
         return self._interrupted or (self._stop_after is not None and step >= self._stop_after)
 
-    def save(self, step: int, policy: dict, learner: dict, env: dict) -> None:
+    def save(
+        self, step: int, policy: dict, learner: dict, env: dict, replay: dict | None = None
+    ) -> None:
         """Write last.pt and step-N.pt, and best.pt if the evaluation at this step was the best.
+
+        The replay goes to a file of its own before last.pt, which names it; older ones are removed
+        when last.pt stands.
 
         Args:
             step: env steps so far.
             policy: a policy section, see `ctrl_rl.policy`.
             learner: the learner's `state_dict()`.
             env: the environment's `state_dict()`.
+            replay: a replay buffer's `state_dict()`.
 
         Raises:
             ValueError: a weight is not finite, or the disk failed; the last checkpoint stands.
@@ -326,11 +347,19 @@ class Run:
             "best": self._best,
             "config": (self.folder / "config.json").read_text(),
         }
+        replay_name = f"replay-{step}.pt"
+        if replay is not None:
+            whole["replay"] = replay_name
         try:
             save_checkpoint(checkpoints / f"step-{step}.pt", section)
             if better:
                 save_checkpoint(checkpoints / "best.pt", section)
+            if replay is not None:
+                save_checkpoint(checkpoints / replay_name, {"step": step, "replay": replay})
             save_checkpoint(checkpoints / "last.pt", whole)
+            for path in checkpoints.glob("replay-*"):  # also what a kill left half written
+                if replay is None or path.name != replay_name:
+                    path.unlink()
         except OSError as error:
             raise ValueError(
                 f"cannot write a checkpoint: {error.strerror or error}; the one before stands. "
@@ -485,6 +514,17 @@ class Run:
 
         for number in (signal.SIGINT, signal.SIGTERM):
             self._handlers[number] = signal.signal(number, handle)
+
+
+def _load_replay(path: Path) -> dict:
+    """The replay that last.pt names; without it the run cannot go on as it was."""
+    try:
+        return load_checkpoint(path)["replay"]
+    except ValueError as error:
+        raise ValueError(
+            f"{error}; last.pt needs it to go on. Start a new run with --init-from "
+            f"{path.parent.parent} to keep the weights"
+        ) from None
 
 
 def _claim(folder: Path, resume: bool) -> None:

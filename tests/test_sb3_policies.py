@@ -15,7 +15,7 @@ import torch
 from deployment import make_spec
 from gymnasium import spaces
 from probes import PointMass
-from stable_baselines3 import A2C, DQN, PPO
+from stable_baselines3 import A2C, DDPG, DQN, PPO, SAC, TD3
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from torch import nn
@@ -81,7 +81,7 @@ def widen(model, spread=3.0):
 
 
 def make(learner=PPO, env=None, **policy):
-    kwargs = {"n_steps": 8, "batch_size": 8} if learner is PPO else {}
+    kwargs = {PPO: {"n_steps": 8, "batch_size": 8}, A2C: {}}.get(learner, {"buffer_size": 10})
     return widen(learner("MlpPolicy", env or Noise(), policy_kwargs=policy, seed=0, **kwargs))
 
 
@@ -127,6 +127,38 @@ def test_clipped_gaussian(learner, policy):
     assert actions.min(0).tolist() == [-1, 0] and actions.max(0).tolist() == [1, 10]
     assert ((actions > -1) & (actions < 1)).any() and ((actions > 0) & (actions < 10)).any()
     assert torch.equal(loaded.section()["log_std"], model.policy.log_std.detach())
+
+
+@pytest.mark.parametrize(
+    "policy", [{}, {"net_arch": []}, {"net_arch": [24, 16, 8]}, {"activation_fn": nn.ELU}], ids=str
+)
+@pytest.mark.parametrize("learner", [SAC, TD3, DDPG])
+def test_squashed(learner, policy):
+    """Bounds differ per dimension, and one of them is not symmetric."""
+    policy = {"net_arch": [32, 32], **policy}
+    model = make(learner, **policy)
+    loaded = sb3.load_policy(MODEL, box())
+    actions = check_equal(loaded, model)
+    assert (actions >= [-1, 0]).all() and (actions <= [1, 10]).all()
+    assert (actions.max(0) - actions.min(0) > [0.2, 1.0]).all()
+    obs = torch.from_numpy(random_obs(1)).repeat(20_000, 1)
+    sampled = loaded.sample(obs, torch.Generator().manual_seed(0))
+    if learner is SAC:
+        mean, log_std, _ = model.actor.get_action_dist_params(obs[:1])
+        u = torch.atanh(((sampled - torch.tensor([0.0, 5.0])) / torch.tensor([1.0, 5.0])).double())
+        assert torch.allclose(u.mean(0).float(), mean[0], atol=0.05)
+        assert torch.allclose(u.std(0).float(), log_std[0].exp(), rtol=0.05)
+    else:
+        assert torch.equal(sampled, loaded(obs))
+
+
+@pytest.mark.parametrize("learner", [SAC, TD3])
+def test_squashed_with_statistics_in_bounds_of_its_own(learner):
+    venv = normalised()
+    model = widen(learner("MlpPolicy", venv, policy_kwargs={"net_arch": [32, 32]}, seed=0))
+    venv.save(str(STATISTICS))
+    free = (ActionDim(name="x"), ActionDim(name="y", low=0.0))
+    check_equal(sb3.load_policy(MODEL, box(free), STATISTICS), model, venv.normalize_obs)
 
 
 def test_choices():
@@ -296,6 +328,8 @@ def test_networks_that_are_not_known():
     refused("its policy is a class of test_sb3_policies")
     PPO("MlpPolicy", Noise(), n_steps=8, batch_size=8, use_sde=True).save(MODEL)
     refused("use_sde")
+    SAC("MlpPolicy", Noise(), use_sde=True, buffer_size=10).save(MODEL)
+    refused("use_sde")
     DQN("MlpPolicy", Noise(spaces.Discrete(2)), buffer_size=10).save(MODEL)
     refused("its policy is a class of stable_baselines3.dqn.policies", box(Discrete(n=2)))
     make(activation_fn=nn.LeakyReLU)
@@ -414,6 +448,14 @@ def test_statistics_of_rewards_alone():
     venv.save(str(STATISTICS))
     policy = sb3.load_policy(MODEL, "Pendulum-v0", STATISTICS)
     assert policy.section()["normalizer"] is None
+
+
+def test_an_off_policy_file_does_not_say_whether_there_are_statistics(capsys):
+    SAC("MlpPolicy", sb3.vec_env(ctrl_rl.make("Pendulum-v0", 4)), buffer_size=10).save(MODEL)
+    assert cli.main(["import-sb3", str(MODEL), "Pendulum-v0", "--run-dir", "run"]) == 0
+    assert "taken as trained without a VecNormalize" in capsys.readouterr().out
+    assert cli.main(["eval", "run", "--episodes", "2"]) == 0
+    assert cli.main(["export", "run"]) == 0
 
 
 def test_a_refused_model_leaves_no_folder(capsys):

@@ -168,7 +168,7 @@ def read_section(
 def _check_normalizer(data: dict, normalizer: str | Path | None, path: str | Path) -> None:
     """A trained PPO or A2C keeps its first observation as it was before a VecNormalize."""
     if data.get("_last_obs") is None or "rollout_buffer_class" not in data:
-        return  # never trained, or off-policy: it does not say
+        return  # never trained, or off-policy: the archive does not say
     wrapped = data.get("_last_original_obs") is not None
     if wrapped and normalizer is None:
         raise ValueError(
@@ -226,23 +226,34 @@ def _section(data: dict, weights: dict, spec: EnvSpec, activation: str | None) -
     _check_obs(data["observation_space"], spec)
     limits = _limits(data["action_space"], spec)
     if "action_net.weight" in weights:
-        chain = [*_sequence(weights, "mlp_extractor.policy_net"), "action_net"]
+        chain, last = _sequence(weights, "mlp_extractor.policy_net"), ["action_net"]
         others, default = ("log_std", "mlp_extractor.value_net.", "value_net."), "tanh"
-        found = {"bound": "clip", "kind": "gaussian_mlp", "log_std": weights.get("log_std")}
+        found = {"kind": "gaussian_mlp", "bound": "clip", "log_std": weights.get("log_std")}
         if isinstance(spec.action, Discrete):
-            found = {"bound": "none", "kind": "categorical_mlp"}
+            found = {"kind": "categorical_mlp", "bound": "none"}
+    elif "actor.mu.weight" in weights:
+        chain, last = _sequence(weights, "actor.latent_pi"), ["actor.mu", "actor.log_std"]
+        others, default = ("critic.", "critic_target."), "relu"
+        found = {"kind": "squashed_gaussian_mlp", "bound": "tanh"}
+    elif "actor.mu.0.weight" in weights:
+        *chain, end = _sequence(weights, "actor.mu")
+        last = [end]
+        others, default = ("actor_target.", "critic.", "critic_target."), "relu"
+        found = {"kind": "deterministic_mlp", "bound": "tanh"}
+        found["noise_std"] = torch.zeros(spec.action_size)  # it stands in a pickled part
     else:
-        raise ValueError("it is not an MlpPolicy of PPO or A2C")
-    used = {f"{layer}.{part}" for layer in chain for part in ("weight", "bias")}
+        raise ValueError("it is not an MlpPolicy of PPO, A2C, SAC, TD3 or DDPG")
+    parts = ("weight", "bias")
+    used = {f"{layer}.{part}" for layer in (*chain, *last) for part in parts}
     for name in weights:
         if name not in used and not name.startswith(others):
             raise ValueError(f"{name} belongs to no network that is known here")
     layers = {
-        f"layers.{i}.{part}": weights[f"{layer}.{part}"].float()
-        for i, layer in enumerate(chain)
-        for part in ("weight", "bias")
+        f"layers.{i}.{part}": torch.cat([weights[f"{name}.{part}"] for name in names]).float()
+        for i, names in enumerate((*([layer] for layer in chain), last))
+        for part in parts
     }
-    sizes = _sizes(layers, spec)
+    sizes = _sizes(layers, len(last), spec)
     return {
         "format": FORMAT,
         "spec": spec.to_json(),
@@ -269,13 +280,14 @@ def _sequence(weights: dict, prefix: str) -> list[str]:
     return [f"{prefix}.{i}" for i in places]
 
 
-def _sizes(layers: dict[str, Tensor], spec: EnvSpec) -> list[int]:
+def _sizes(layers: dict[str, Tensor], heads: int, spec: EnvSpec) -> list[int]:
     """Widths from observation to action."""
     shapes = [tuple(value.shape) for name, value in layers.items() if name.endswith("weight")]
     sizes = [shapes[0][1], *(shape[0] for shape in shapes)]
-    if (sizes[0], sizes[-1]) != (spec.obs_size(), spec.action_size):
+    actions = sizes[-1] // heads
+    if (sizes[0], actions) != (spec.obs_size(), spec.action_size):
         raise ValueError(
-            f"it maps {sizes[0]} observations to {sizes[-1]} actions; "
+            f"it maps {sizes[0]} observations to {actions} actions; "
             f"{spec.task} has {spec.obs_size()} and {spec.action_size}"
         )
     return sizes

@@ -33,5 +33,9 @@ def main(args: ImportSb3) -> dict:
     folder = args.run_dir or Path("runs") / args.task / "sb3" / args.model.stem
     policy, steps = import_run(args.model, args.task, folder, args.normalizer, args.activation)
     print(f"{folder}: {args.task}, {policy.section()['kind']}, {steps:,} env steps")
+    if args.normalizer is None and policy.section()["bound"] == "tanh":
+        print(
+            "taken as trained without a VecNormalize: the file does not say; if not, name its own"
+        )
     print(f"go on with: ctrl-rl eval {folder}")
     return {"task": args.task, "run": str(folder), "env_steps": steps}
