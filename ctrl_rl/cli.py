@@ -215,7 +215,7 @@ def _flatten(text: str) -> str:
     if len(lines) > 1 and not lines[0].endswith((".", ":")):
         lines = lines[1:]  # a heading such as "Parsing error"
     one = " ".join(" ".join(lines).split())
-    return re.split(r" Argument helptext:| ctrl-rl \w+ --help", one)[0] or "cannot be understood"
+    return re.split(r" Argument helptext:| ctrl-rl [\w-]+ --help", one)[0] or "cannot be understood"
 
 
 def _move_stdout() -> typing.TextIO:

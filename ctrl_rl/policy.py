@@ -6,7 +6,8 @@ values (`MLP` is `ctrl_rl.networks.MLP`):
     {"format": 1, "kind": one of `KINDS`, "spec": EnvSpec as JSON,
      "group": "actor", "hidden": [128, 128], "activation": "elu",
      "normalizer": {"mean", "var", "count", "clip", "epsilon"} | None,
-     "bound": "clip" | "tanh" | "none", "weights": {"layers.0.weight": ...}}
+     "bound": "clip" | "tanh" | "none", "weights": {"layers.0.weight": ...},
+     "limits": {"low", "high"} (A,), only of a policy with bounds where the spec has none}
 
     kind                     the network gives             sampled with            bound
     "gaussian_mlp"           mean (A,)                     "log_std" (A,)          clip, none
@@ -86,6 +87,8 @@ class PolicyModule(nn.Module):
         if section["bound"] != "none" and not isinstance(spec.action, Discrete):
             low = torch.tensor([dim.low for dim in spec.action], dtype=torch.float32)
             high = torch.tensor([dim.high for dim in spec.action], dtype=torch.float32)
+            if limits := section.get("limits"):
+                low, high = limits["low"], limits["high"]
             self.bounds = bool((low.isfinite() | high.isfinite()).any())
             self.register_buffer("low", low)
             self.register_buffer("high", high)

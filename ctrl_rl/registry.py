@@ -23,6 +23,7 @@ COMMANDS = {
     "play": "ctrl_rl.commands.play:main",
     "plot": "ctrl_rl.commands.plot:main",
     "bench": "ctrl_rl.commands.bench:main",
+    "import-sb3": "ctrl_rl.commands.import_sb3:main",
     "list": "ctrl_rl.commands.list:main",
     "doctor": "ctrl_rl.commands.doctor:main",
 }

@@ -314,13 +314,12 @@ def _legend(config: dict, rows: list[dict]) -> str:
 
 def _next_steps(folder: Path, config: dict) -> str:
     name = _text(str(folder))
-    return (
-        "<section><h2>Go on</h2><pre>"
-        f"ctrl-rl play {name}\nctrl-rl eval {name} --episodes 200\nctrl-rl export {name}\n"
-        f"ctrl-rl train --resume {name} --total-steps "
-        f"{2 * config['algo_config'].get('total_steps', 0)}\n"
-        f"tensorboard --logdir {name}/tensorboard</pre></section>"
-    )
+    lines = f"ctrl-rl play {name}\nctrl-rl eval {name} --episodes 200\nctrl-rl export {name}\n"
+    if "total_steps" in config["algo_config"]:  # a run of ours, not an imported policy
+        total = 2 * config["algo_config"]["total_steps"]
+        lines += f"ctrl-rl train --resume {name} --total-steps {total}\n"
+        lines += f"tensorboard --logdir {name}/tensorboard"
+    return f"<section><h2>Go on</h2><pre>{lines}</pre></section>"
 
 
 # Formatting ---------------------------------------------------------------------------------

@@ -1,0 +1,1 @@
+"""Other libraries' learners on our environments, and their policies in our tools."""
