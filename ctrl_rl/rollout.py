@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ctrl_rl import distributed
 from ctrl_rl.env import Fault, Obs, VecEnv
 
 Act = Callable[[Obs, Tensor], tuple[Tensor, Tensor]]
@@ -34,7 +35,7 @@ class Rollout:
     ended_faulty: Tensor
     """(E,) bool: the row ended by a fault, so that its successor was never seen"""
     faults: tuple[tuple[int, Fault], ...]
-    """(t, fault) for each of them, t the step within the roll-out"""
+    """(t, fault) for each of them, t the step within the roll-out; of all ranks' environments"""
 
     @property
     def ended(self) -> Tensor:
@@ -52,7 +53,8 @@ def collect(act: Act, env: VecEnv, noise: Tensor) -> tuple[Rollout, dict[str, fl
         noise: (T, N, A), what `act` draws its actions from.
 
     Returns:
-        The roll-out, and the mean per step of each reward term and task figure.
+        The roll-out, and the mean per step of each reward term and task figure; in a group of
+        processes that of all their environments.
     """
     obs = env.observe()
     trace, ended_obs, faulty, infos, faults = [], [], [], [], []
@@ -77,7 +79,19 @@ def collect(act: Act, env: VecEnv, noise: Tensor) -> tuple[Rollout, dict[str, fl
         last_obs=obs,
         ended_next_obs={g: torch.cat([o[g] for o in (nothing, *ended_obs)]) for g in obs},
         ended_faulty=torch.cat([torch.zeros(0, dtype=torch.bool, device=env.device), *faulty]),
-        faults=tuple(faults),
+        faults=_of_all_ranks(faults, env.spec.num_envs),
     )
     metrics = {k: torch.stack([i[k] for i in infos]).mean().item() for k in infos[0]}
-    return rollout, {**metrics, "rollout/faults": len(faults)}
+    return rollout, {**distributed.mean_figures(metrics), "rollout/faults": len(rollout.faults)}
+
+
+def _of_all_ranks(faults: list[tuple[int, Fault]], num_envs: int) -> tuple[tuple[int, Fault], ...]:
+    """Faults of all ranks by step, rows numbered through; they are rare, and so is the exchange."""
+    if not distributed.any_rank(bool(faults)):
+        return ()
+    found = [
+        (t, fault._replace(row=fault.row + rank * num_envs))
+        for rank, theirs in enumerate(distributed.gathered(faults))
+        for t, fault in theirs
+    ]
+    return tuple(sorted(found, key=lambda entry: entry[0]))

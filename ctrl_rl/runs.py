@@ -24,10 +24,12 @@ from pathlib import Path
 
 import torch
 
+from ctrl_rl import distributed
 from ctrl_rl.checkpoints import (
     FORMAT,
     load_checkpoint,
     make_folder,
+    plain,
     replacing,
     save_checkpoint,
     write_text,
@@ -39,6 +41,9 @@ from ctrl_rl.spec import EnvSpec
 
 BEST_KEY = "eval/episode_return"
 """The figure that decides `best.pt`; higher is better."""
+
+PROCESSES = "processes"
+"""Key under which a checkpoint of a group of processes lists their environments' states."""
 
 
 # The run folder on disk ---------------------------------------------------------------------
@@ -110,7 +115,8 @@ class Run:
     """The log and memory of one training run.
 
     A trainer calls, in this order: `initial`, `start`, `restore`, then per iteration `log`, `due`,
-    `save` until `stopping` or its last step, then `finish`.
+    `save` until `stopping` or its last step, then `finish`. In a group of processes all of them
+    do so, and rank 0 alone writes and prints.
 
     Args:
         folder: the run folder; None keeps the log in memory and writes nothing.
@@ -141,6 +147,8 @@ class Run:
         settings: dict | None = None,
     ) -> None:
         self.folder = None if folder is None else Path(folder)
+        leads = distributed.rank() == 0
+        self._follows = folder is not None and not leads
         self.rows: list[dict[str, float]] = []
         self.faults: dict[str, tuple[int, int]] = {}
         self.metrics: dict[str, str] = {}
@@ -150,16 +158,16 @@ class Run:
         self._last_due: dict[str, int] = {"eval": 0, "checkpoint": 0}
         self._evaluated_at = -1
         self._stop_after = stop_after
-        self._interrupted = False
+        self._interrupted = self._leaving = False
         self._handlers: dict = {}
         self._columns: list[str] = []
         self._csv = self._tensorboard = self._checkpoint = None
         self._best: float = -math.inf
         self._resume = resume
         self._init_from = None if init_from is None else Path(init_from)
-        self._console = Progress() if console and folder is not None else None
+        self._console = Progress() if console and folder is not None and leads else None
         self._new_folders: list[Path] = []
-        if self.folder is not None:
+        if self.folder is not None and leads:
             folders = (self.folder, *self.folder.parents)
             self._new_folders = [f for f in folders if not f.exists()]
             try:
@@ -167,11 +175,15 @@ class Run:
             except ValueError:
                 self._forget_folder()
                 raise
+        if self.folder is not None and resume:
             last = self.folder / "checkpoints" / "last.pt"
-            if resume and last.is_file():
+            if last.is_file():
                 self._checkpoint = load_checkpoint(last)
-            elif resume and any(last.parent.glob("*.pt")):
+                _check_processes(self.folder, self._checkpoint["env"])
+            elif any(last.parent.glob("*.pt")):
                 raise ValueError(f"{last} is missing: there is nothing to go on from")
+        if self._follows:
+            self.folder = None
 
     def initial(self, spec: EnvSpec) -> dict | None:
         """The learner's state in the run named by `init_from`; None where there is none.
@@ -210,6 +222,8 @@ class Run:
         for kind, parts in (("eval", 5), ("checkpoint", 10)):
             if self._every[kind] is None:
                 self._every[kind] = max(self.total_steps // parts, 1)
+        if self._follows:
+            self._catch_signals()
         if self.folder is None:
             return
         # Through JSON once, so that what is compared is what a later resume will read.
@@ -224,7 +238,9 @@ class Run:
         step = self._checkpoint["step"] if self._checkpoint else 0
         self._open_logs(step)
         self._catch_signals()
-        self._say(f"{env.spec.task}, {algo}, {env.spec.num_envs} environments; {self.folder}")
+        num_envs, processes = record["run"]["num_envs"], distributed.world_size()
+        shared = f" in {processes} processes" if processes > 1 else ""
+        self._say(f"{env.spec.task}, {algo}, {num_envs} environments{shared}; {self.folder}")
         if self._resume and not self._checkpoint:
             self._say("the run was stopped before its first checkpoint: it begins anew at step 0")
         if self._console:
@@ -237,7 +253,10 @@ class Run:
             return None
         self._best = content["best"]
         self._last_due = dict.fromkeys(self._last_due, content["step"])
-        return {key: content[key] for key in ("step", "policy", "learner", "env")}
+        found = {key: content[key] for key in ("step", "policy", "learner", "env")}
+        if distributed.world_size() > 1:
+            found["env"] = found["env"][PROCESSES][distributed.rank()]
+        return found
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Add figures at an env step; a second call at the same step adds to the row.
@@ -284,12 +303,14 @@ class Run:
         if kind == "eval" and due:
             self._evaluated_at = step
         if kind == "checkpoint":
+            # The last word for this iteration: a Ctrl-C that comes later waits for the next one.
+            self._leaving = distributed.any_rank(self._interrupted)
             due = due or self._evaluated_at == step or self.stopping(step)
         return due
 
     def stopping(self, step: int) -> bool:
         """Whether to leave after this iteration: `stop_after` reached, or Ctrl-C."""
-        return self._interrupted or (self._stop_after is not None and step >= self._stop_after)
+        return self._leaving or (self._stop_after is not None and step >= self._stop_after)
 
     def save(self, step: int, policy: dict, learner: dict, env: dict) -> None:
         """Write last.pt and step-N.pt, and best.pt if the evaluation at this step was the best.
@@ -303,6 +324,8 @@ class Run:
         Raises:
             ValueError: a weight is not finite, or the disk failed; the last checkpoint stands.
         """
+        if distributed.world_size() > 1:
+            env = {PROCESSES: distributed.gathered_on_first(plain(env))}
         if self.folder is None:
             return
         for name, value in policy["weights"].items():
@@ -385,7 +408,7 @@ class Run:
 
     def _record(self, config, env, algo: str) -> dict:
         """What config.json holds."""
-        spec = env.spec
+        spec = distributed.whole(env.spec)
         return {
             "format": FORMAT,
             "task": spec.task,
@@ -485,6 +508,17 @@ class Run:
 
         for number in (signal.SIGINT, signal.SIGTERM):
             self._handlers[number] = signal.signal(number, handle)
+
+
+def _check_processes(folder: Path, env: dict) -> None:
+    """Refuse to go on in a group of another size: each process saved its own environments."""
+    saved, here = len(env.get(PROCESSES, (env,))), distributed.world_size()
+    if saved != here:
+        how = f"torchrun --nproc-per-node {saved} -m ctrl_rl.cli" if saved > 1 else "ctrl-rl"
+        raise ValueError(
+            f"{folder} was trained by {saved} processes, not {here}; go on with "
+            f"{how} train --resume {folder}, or start a new run with --init-from"
+        )
 
 
 def _claim(folder: Path, resume: bool) -> None:
