@@ -59,9 +59,7 @@ def joined(timeout: timedelta = TIMEOUT) -> Iterator[None]:
 
     store, rank, world_size = next(iter(rendezvous("env://", timeout=timeout)))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(
-        backend, store=store, rank=rank, world_size=world_size, timeout=timeout
-    )
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     try:
         yield
     except Exception as error:
