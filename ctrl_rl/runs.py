@@ -423,6 +423,7 @@ class Run:
                 "eval_every": self._every["eval"],
                 "checkpoint_every": self._every["checkpoint"],
             },
+            "processes": distributed.world_size(),
             "algo_config": dataclasses.asdict(config),
             "task_config": dataclasses.asdict(env.config) if hasattr(env, "config") else {},
             "metrics": self.metrics,

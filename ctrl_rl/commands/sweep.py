@@ -40,7 +40,7 @@ OWN = {
 }
 """Flags of `ctrl-rl train` that a sweep decides itself, and by what."""
 
-FREE = {*LIVE, "threads", "torch_threads", "checkpoint_every", "video_s", "total_steps"}
+FREE = {*LIVE, "threads", "checkpoint_every", "video_s", "total_steps"}
 """Run flags that do not make a finished or stopped cell another one."""
 
 
@@ -106,7 +106,8 @@ def main(args: Sweep) -> dict:
     out = args.out.resolve()
     with _alone(out):
         todo = [cell for cell in cells if not finished(cell)]
-        print(f"{len(cells)} cells, {len(cells) - len(todo)} finished before; {args.out}")
+        done = f"{len(cells) - len(todo)} of {len(cells)} cells are finished"
+        print(f"{done}; {args.out}", flush=True)
         lines: dict[Cell, str] = {}
         try:
             if todo:
@@ -223,8 +224,9 @@ def _check_kept(cell: Cell, plan: Plan) -> None:
     for part in ("flags", "algo_config", "task_config"):
         old, new = (dataclasses.asdict(getattr(p, part)) for p in (kept, plan))
         for key, value in new.items():
-            open_ = part == "flags" and value is None  # decided when the run began
-            if key not in FREE and not open_ and old[key] != value:
+            # Decided when the run began; a device has several names, and `Run` compares it.
+            left = part == "flags" and (value is None or key == "device")
+            if key not in FREE and not left and old[key] != value:
                 raise ValueError(
                     f"{cell.folder} was made with another {key} ({old[key]!r}, now {value!r}); "
                     "choose another --out"
