@@ -118,23 +118,23 @@ STEPS, ENVS = 8, 6
 SPEC = Toy(num_envs=ENVS).spec
 
 
-def batch(seed: int, first: int, each: int) -> Rollout:
+def batch(seed: int, first: int, each: int, learner: ppo.PPO) -> Rollout:
     """Rows first .. first + each of a roll-out of 6 environments, with ends of both kinds."""
     g = torch.Generator().manual_seed(seed)
     obs = {k: 3 + 2 * torch.randn(STEPS, ENVS, SPEC.obs_size(k), generator=g) for k in SPEC.obs}
     after = {k: 3 + 2 * torch.randn(STEPS, ENVS, SPEC.obs_size(k), generator=g) for k in SPEC.obs}
     after = {k: v.index_fill(1, torch.tensor([5]), 40.0) for k, v in after.items()}
-    head = torch.randn(STEPS, ENVS, SPEC.action_size, generator=g)
-    action = (head + torch.randn(head.shape, generator=g)).clamp(-3, 3)
+    noise = torch.randn(STEPS, ENVS, SPEC.action_size, generator=g)
     reward = torch.randn(STEPS, ENVS, generator=g)
     ends = torch.rand(STEPS, ENVS, generator=g)
     cut = slice(first, first + each)
     terminated, truncated = (ends < 0.15)[:, cut], (ends > 0.85)[:, cut]
     ended = terminated | truncated
+    head, action = learner.act({k: v[:, cut] for k, v in obs.items()}, noise[:, cut])
     return Rollout(
         {k: v[:, cut] for k, v in obs.items()},
-        head[:, cut],
-        action[:, cut],
+        head,
+        action,
         reward[:, cut],
         terminated,
         truncated,
@@ -154,7 +154,7 @@ def learn(compiled: str, num_minibatches: int) -> dict:
     each, first = distributed.share(ENVS)
     learner = ppo.PPO(config, Toy(num_envs=each).spec, "cpu")
     noise = learner.draw_noise()
-    figures = [learner.update(batch(seed, first, each)) for seed in range(3)]
+    figures = [learner.update(batch(seed, first, each, learner)) for seed in range(3)]
     return {
         "learner": learner.state_dict(),
         "figures": figures,
@@ -166,13 +166,13 @@ def learn(compiled: str, num_minibatches: int) -> dict:
 def in_group(folder: str, *options) -> None:
     """What each process of a `Group` does."""
     torch.set_num_threads(1)
-    with distributed.joined(timedelta(seconds=60)):
+    with distributed.joined(timedelta(minutes=5)):
         torch.save(learn(*options), f"{folder}/{distributed.rank()}.pt")
 
 
 def learn_in_group(tmp_path, *options, before: str = "pass") -> list[dict]:
     code = f"import test_distributed as t; {before}; t.in_group({str(tmp_path)!r}, *{options!r})"
-    Group(code).succeed()
+    Group(code, patience=300).succeed()
     return [torch.load(tmp_path / f"{r}.pt") for r in range(WORLD)]
 
 
