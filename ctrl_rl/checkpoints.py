@@ -5,7 +5,6 @@ for something whole. A checkpoint holds tensors and plain Python values only, so
 without running any code in it.
 """
 
-import io
 import os
 import pickle
 import shutil
@@ -53,10 +52,11 @@ def save_checkpoint(path: Path, content: dict) -> None:
         TypeError: a value that `plain` refuses; nothing is written.
         OSError: the disk is full or unwritable; the old file stands.
     """
-    buffer = io.BytesIO()  # torch would report a full disk as an error of its own
-    torch.save(plain({"format": FORMAT, **content}), buffer)
-    with replacing(path, "wb") as file:
-        file.write(buffer.getbuffer())
+    try:
+        with replacing(path, "wb") as file:
+            torch.save(plain({"format": FORMAT, **content}), file)
+    except RuntimeError as error:  # torch reports a full disk as an error of its own
+        raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
 
 
 def load_checkpoint(path: Path) -> dict:
@@ -99,12 +99,21 @@ def make_folder(folder: Path) -> None:
         with replacing(folder / ".writable") as file:
             file.write("x")
         (folder / ".writable").unlink()
-        free = shutil.disk_usage(folder).free
     except OSError as error:
         raise ValueError(f"cannot write to {folder}: {error.strerror or error}") from None
-    if free < MIN_FREE_BYTES:
+    check_free(folder)
+
+
+def check_free(folder: Path, more: int = 0) -> None:
+    """See that a run that writes `more` bytes than usual finds room.
+
+    Raises:
+        ValueError: the disk of `folder` is too full.
+    """
+    free, needed = shutil.disk_usage(folder).free, MIN_FREE_BYTES + more
+    if free < needed:
         raise ValueError(
-            f"only {free / 2**20:.0f} MiB free for {folder}; a run needs {MIN_FREE_BYTES >> 20} MiB"
+            f"only {free / 2**20:.0f} MiB free for {folder}; a run needs {needed >> 20} MiB"
         )
 
 

@@ -95,16 +95,16 @@ def _failed_before(store) -> bool:
 # Its share of the work ----------------------------------------------------------------------
 
 
-def share(num_envs: int) -> tuple[int, int]:
-    """This rank's environments: how many, and the number of the first.
+def share(count: int, what: str = "environments") -> tuple[int, int]:
+    """This rank's part of a count: how many, and the number of the first.
 
     Raises:
         ValueError: they cannot be shared equally.
     """
-    each, rest = divmod(num_envs, world_size())
+    each, rest = divmod(count, world_size())
     if rest or not each:
         raise ValueError(
-            f"{num_envs} environments cannot be shared equally by {world_size()} processes; "
+            f"{count} {what} cannot be shared equally by {world_size()} processes; "
             f"use a multiple of {world_size()}"
         )
     return each, rank() * each
@@ -141,7 +141,7 @@ def whole(spec: EnvSpec) -> EnvSpec:
 
 
 def own(x: Tensor, dim: int) -> Tensor:
-    """This rank's rows of a tensor that has all environments along `dim`."""
+    """This rank's part of a tensor that has those of all ranks, equally many, along `dim`."""
     if world_size() == 1:
         return x
     each, first = share(x.shape[dim])
@@ -235,7 +235,7 @@ def mean_figures(figures: dict[str, float]) -> dict[str, float]:
 
 
 def concatenated(x: Tensor, dim: int) -> Tensor:
-    """All ranks' rows of what each holds for its own environments; `own` is the way back."""
+    """The ranks' tensors of one shape beside each other along `dim`; `own` is the way back."""
     if world_size() == 1:
         return x
     parts = [torch.empty_like(x) for _ in range(world_size())]

@@ -47,8 +47,8 @@ from ctrl_rl.env import Obs, VecEnv
 from ctrl_rl.networks import ACTIVATIONS, MLP
 from ctrl_rl.normalize import Normalizer
 from ctrl_rl.policy import Policy
-from ctrl_rl.returns import episode_sums, gae
-from ctrl_rl.rollout import Rollout, collect
+from ctrl_rl.returns import gae
+from ctrl_rl.rollout import Rollout, collect, episode_figures
 from ctrl_rl.runs import Run
 from ctrl_rl.spec import Discrete, EnvSpec
 
@@ -335,7 +335,10 @@ class PPO:
         if variance > 0:
             _, unexplained = distributed.moments(value_target - value)
             metrics["value/explained_variance"] = 1 - (unexplained / variance).item()
-        return metrics | self._finished_episodes(rollout)
+        episodes, self.unfinished = episode_figures(
+            self.unfinished, rollout.reward, rollout.terminated, rollout.ended
+        )
+        return metrics | episodes
 
     def policy_section(self) -> dict:
         """The policy alone, as `ctrl_rl.policy.Policy.from_section` reads it."""
@@ -405,20 +408,6 @@ class PPO:
         next_value = shifted[1:].clone()
         next_value[rollout.ended] = value[(num_steps + 1) * num_envs :]
         return shifted[:-1], next_value
-
-    def _finished_episodes(self, rollout: Rollout) -> dict[str, float]:
-        episodes, self.unfinished = episode_sums(self.unfinished, rollout.reward, rollout.ended)
-        counts = torch.tensor([episodes.shape[1], rollout.terminated.sum()]).to(episodes)
-        returns, lengths, count, terminated = distributed.total(
-            torch.cat([episodes.sum(1), counts])
-        ).tolist()
-        if not count:
-            return {}
-        return {
-            "rollout/episode_return": returns / count,
-            "rollout/episode_length": lengths / count,
-            "rollout/terminated": terminated / count,
-        }
 
     def _update_normalizers(self, rollout: Rollout) -> None:
         """Every observation of the iteration once; the last one belongs to the next iteration."""

@@ -1,4 +1,4 @@
-"""T steps of N environments, as on-policy algorithms learn from them."""
+"""T steps of N environments, as on-policy algorithms learn from them; and figures of any steps."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from ctrl_rl import distributed
-from ctrl_rl.env import Fault, Obs, VecEnv
+from ctrl_rl.env import Fault, Obs, Step, VecEnv
+from ctrl_rl.returns import episode_sums
 
 Act = Callable[[Obs, Tensor], tuple[Tensor, Tensor]]
 
@@ -79,13 +80,15 @@ def collect(act: Act, env: VecEnv, noise: Tensor) -> tuple[Rollout, dict[str, fl
         last_obs=obs,
         ended_next_obs={g: torch.cat([o[g] for o in (nothing, *ended_obs)]) for g in obs},
         ended_faulty=torch.cat([torch.zeros(0, dtype=torch.bool, device=env.device), *faulty]),
-        faults=_of_all_ranks(faults, env.spec.num_envs),
+        faults=faults_of_all_ranks(faults, env.spec.num_envs),
     )
     metrics = {k: torch.stack([i[k] for i in infos]).mean().item() for k in infos[0]}
     return rollout, {**distributed.mean_figures(metrics), "rollout/faults": len(rollout.faults)}
 
 
-def _of_all_ranks(faults: list[tuple[int, Fault]], num_envs: int) -> tuple[tuple[int, Fault], ...]:
+def faults_of_all_ranks(
+    faults: list[tuple[int, Fault]], num_envs: int
+) -> tuple[tuple[int, Fault], ...]:
     """Faults of all ranks by step, rows numbered through; they are rare, and so is the exchange."""
     if not distributed.any_rank(bool(faults)):
         return ()
@@ -95,3 +98,69 @@ def _of_all_ranks(faults: list[tuple[int, Fault]], num_envs: int) -> tuple[tuple
         for t, fault in theirs
     ]
     return tuple(sorted(found, key=lambda entry: entry[0]))
+
+
+def episode_figures(
+    unfinished: Tensor, reward: Tensor, terminated: Tensor, ended: Tensor
+) -> tuple[dict[str, float], Tensor]:
+    """`rollout/` figures of the episodes that ended in T steps, of all ranks' environments.
+
+    Args:
+        unfinished: return and length so far (2, N) of the episodes that the first step continues.
+        reward: (T, N).
+        terminated: (T, N) bool.
+        ended: (T, N) bool.
+
+    Returns:
+        Figures, none if no episode ended; and `unfinished` after the last step.
+    """
+    episodes, unfinished = episode_sums(unfinished, reward, ended)
+    counts = torch.stack([ended.sum(), terminated.sum()]).to(episodes)
+    sums = distributed.total(torch.cat([episodes.sum(1), counts]))
+    returns, lengths, count, terminations = sums.tolist()
+    if not count:
+        return {}, unfinished
+    figures = {
+        "rollout/episode_return": returns / count,
+        "rollout/episode_length": lengths / count,
+        "rollout/terminated": terminations / count,
+    }
+    return figures, unfinished
+
+
+class Tally:
+    """Figures of the steps since the last `flush`, for learners that log many steps at once.
+
+    Args:
+        num_envs: N.
+        device: the environment's.
+    """
+
+    def __init__(self, num_envs: int, device: torch.device | str) -> None:
+        self.unfinished = torch.zeros(2, num_envs, dtype=torch.float64, device=device)
+        """Return and length so far of the episodes that go on; decides what is logged later."""
+        self._steps: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._infos: list[dict[str, Tensor]] = []
+        self._faults = 0
+
+    def add(self, step: Step) -> None:
+        """Count one step."""
+        self._steps.append((step.reward, step.terminated, step.terminated | step.truncated))
+        self._infos.append({f"reward/{k}": v for k, v in step.info.reward_terms.items()})
+        self._infos[-1].update({f"task/{k}": v for k, v in step.info.metrics.items()})
+        self._faults += len(step.info.faults)
+
+    def flush(self) -> dict[str, float]:
+        """Means of reward terms and task figures, and `rollout/` figures of ended episodes."""
+        metrics = {
+            key: torch.stack([info[key] for info in self._infos]).mean().item()
+            for key in self._infos[0]
+        }
+        metrics = distributed.mean_figures(metrics)
+        faults = distributed.total(torch.tensor(self._faults))
+        metrics["rollout/faults"] = int(faults)
+        reward, terminated, ended = (torch.stack(x) for x in zip(*self._steps, strict=True))
+        episodes, self.unfinished = episode_figures(self.unfinished, reward, terminated, ended)
+        metrics |= episodes
+        self._steps, self._infos, self._faults = [], [], 0
+        return metrics

@@ -5,6 +5,7 @@ Run folder:
     config.json               everything that was decided, written before training
     metrics.csv, tensorboard/ one row per logged iteration; x is env steps
     checkpoints/last.pt       complete: policy, learner with its generator, environments
+    checkpoints/replay-N.pt   the replay buffer that last.pt of env step N names
     checkpoints/best.pt       policy section only, best mean return of an evaluation
     checkpoints/step-N.pt     policy section only
     curves.png, video.mp4, evaluation.json, report.html
@@ -27,6 +28,7 @@ import torch
 from ctrl_rl import distributed
 from ctrl_rl.checkpoints import (
     FORMAT,
+    check_free,
     load_checkpoint,
     make_folder,
     plain,
@@ -82,7 +84,8 @@ def find_checkpoint(folder: Path, which: str | None = None) -> Path:
         path = checkpoints / (f"step-{name}.pt" if name.isdigit() else f"{name}.pt")
         if path.is_file():
             return path
-    names = [path.stem.removeprefix("step-") for path in checkpoints.glob("*.pt")]
+    paths = [path for path in checkpoints.glob("*.pt") if not path.stem.startswith("replay-")]
+    names = [path.stem.removeprefix("step-") for path in paths]
     names.sort(key=lambda name: (name.isdigit(), int(name) if name.isdigit() else 0, name))
     if not names:
         raise ValueError(f"{folder} has no checkpoint yet")
@@ -147,6 +150,7 @@ class Run:
         settings: dict | None = None,
     ) -> None:
         self.folder = None if folder is None else Path(folder)
+        self._place = self.folder  # also on ranks that write no run
         leads = distributed.rank() == 0
         self._follows = folder is not None and not leads
         self.rows: list[dict[str, float]] = []
@@ -161,7 +165,7 @@ class Run:
         self._interrupted = self._leaving = False
         self._handlers: dict = {}
         self._columns: list[str] = []
-        self._csv = self._tensorboard = self._checkpoint = None
+        self._csv = self._tensorboard = self._checkpoint = self._replay = None
         self._best: float = -math.inf
         self._resume = resume
         self._init_from = None if init_from is None else Path(init_from)
@@ -180,7 +184,9 @@ class Run:
             if last.is_file():
                 self._checkpoint = load_checkpoint(last)
                 _check_processes(self.folder, self._checkpoint["env"])
-            elif any(last.parent.glob("*.pt")):
+                if name := self._checkpoint.get("replay"):
+                    self._replay = _load_replay(_own_replay(last.with_name(name)))
+            elif any(last.parent.glob("[!r]*.pt")):  # a lone replay is none
                 raise ValueError(f"{last} is missing: there is nothing to go on from")
         if self._follows:
             self.folder = None
@@ -199,7 +205,7 @@ class Run:
         check_same_shape(EnvSpec.from_dict(config["spec"]), spec, spec.obs)
         return load_checkpoint(find_checkpoint(self._init_from, "last"))["learner"]
 
-    def start(self, metrics: dict[str, str], config, env, algo: str) -> None:
+    def start(self, metrics: dict[str, str], config, env, algo: str, replay_bytes: int = 0) -> None:
         """Declare what will be logged and write config.json.
 
         Args:
@@ -208,10 +214,12 @@ class Run:
             config: the algorithm's frozen dataclass; `total_steps` gives the length.
             env: the training environment.
             algo: name of the algorithm.
+            replay_bytes: largest size of what `save` gets as `replay`, in this process.
 
         Raises:
-            ValueError: a resumed run, or the checkpoint in its folder, was made by another
-                algorithm, task, size or configuration; nothing was changed.
+            ValueError: the disk is too full for the replay; or a resumed run, or the checkpoint in
+                its folder, was made by another algorithm, task, size or configuration; nothing
+                was changed.
         """
         self.metrics = dict(metrics)
         self._patterns = [
@@ -233,6 +241,10 @@ class Run:
             if self._checkpoint:
                 made = json.loads(self._checkpoint["config"])
                 self._check_same(record, made, "holds a checkpoint of a run with")
+        if replay_bytes:  # for a moment the old file and the new one lie side by side
+            found = sum(path.stat().st_size for path in self.folder.glob("checkpoints/replay-*"))
+            needed = 2 * replay_bytes * distributed.world_size()
+            check_free(self.folder, max(needed - found, 0))
         write_text(self.folder / "config.json", json.dumps(record, indent=1) + "\n")
         (self.folder / "checkpoints").mkdir(exist_ok=True)
         step = self._checkpoint["step"] if self._checkpoint else 0
@@ -247,16 +259,20 @@ class Run:
             self._console.start(self.total_steps, step)
 
     def restore(self) -> dict | None:
-        """What `save` was given last, as {"step", "policy", "learner", "env"}; None at step 0."""
+        """What `save` was given last, as {"step", "policy", "learner", "env"}; None at step 0.
+
+        And "replay", where there was one.
+        """
         content, self._checkpoint = self._checkpoint, None
+        replay, self._replay = self._replay, None
         if content is None:
             return None
         self._best = content["best"]
         self._last_due = dict.fromkeys(self._last_due, content["step"])
-        found = {key: content[key] for key in ("step", "policy", "learner", "env")}
+        saved = {key: content[key] for key in ("step", "policy", "learner", "env")}
         if distributed.world_size() > 1:
-            found["env"] = found["env"][PROCESSES][distributed.rank()]
-        return found
+            saved["env"] = saved["env"][PROCESSES][distributed.rank()]
+        return saved if replay is None else {**saved, "replay": replay}
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Add figures at an env step; a second call at the same step adds to the row.
@@ -312,20 +328,28 @@ class Run:
         """Whether to leave after this iteration: `stop_after` reached, or Ctrl-C."""
         return self._leaving or (self._stop_after is not None and step >= self._stop_after)
 
-    def save(self, step: int, policy: dict, learner: dict, env: dict) -> None:
+    def save(
+        self, step: int, policy: dict, learner: dict, env: dict, replay: dict | None = None
+    ) -> None:
         """Write last.pt and step-N.pt, and best.pt if the evaluation at this step was the best.
+
+        The replay goes to a file of its own before last.pt, which names it; older ones are removed
+        when last.pt stands. In a group of processes each writes its own replay.
 
         Args:
             step: env steps so far.
             policy: a policy section, see `ctrl_rl.policy`.
             learner: the learner's `state_dict()`.
             env: the environment's `state_dict()`.
+            replay: a replay buffer's `state_dict()`.
 
         Raises:
             ValueError: a weight is not finite, or the disk failed; the last checkpoint stands.
         """
         if distributed.world_size() > 1:
             env = {PROCESSES: distributed.gathered_on_first(plain(env))}
+        if self._follows and replay is not None:
+            self._save_replay(step, replay)
         if self.folder is None:
             return
         for name, value in policy["weights"].items():
@@ -349,16 +373,20 @@ class Run:
             "best": self._best,
             "config": (self.folder / "config.json").read_text(),
         }
+        if replay is not None:
+            whole["replay"] = f"replay-{step}.pt"
         try:
             save_checkpoint(checkpoints / f"step-{step}.pt", section)
             if better:
                 save_checkpoint(checkpoints / "best.pt", section)
+            if replay is not None:
+                self._save_replay(step, replay)
             save_checkpoint(checkpoints / "last.pt", whole)
+            for path in checkpoints.glob("replay-*"):  # also what a kill left half written
+                if replay is None or not re.fullmatch(rf"replay-{step}(-rank\d+)?\.pt", path.name):
+                    path.unlink()
         except OSError as error:
-            raise ValueError(
-                f"cannot write a checkpoint: {error.strerror or error}; the one before stands. "
-                f"Make room, then: ctrl-rl train --resume {self.folder}"
-            ) from error
+            raise _cannot_write(error, self.folder) from error
 
     def finish(self) -> None:
         """Close the log, draw curves.png and say where everything lies."""
@@ -392,6 +420,16 @@ class Run:
         if self._console:
             self._console.stop()
         self._forget_folder()
+
+    def _save_replay(self, step: int, replay: dict) -> None:
+        """Write this process's replay; returns when those of all processes stand."""
+        assert self._place is not None
+        path = _own_replay(self._place / "checkpoints" / f"replay-{step}.pt")
+        try:
+            save_checkpoint(path, {"step": step, "replay": replay})
+        except OSError as error:
+            raise _cannot_write(error, self._place) from error
+        distributed.any_rank(False)
 
     # Inside -----------------------------------------------------------------------------------
 
@@ -511,6 +549,19 @@ class Run:
             self._handlers[number] = signal.signal(number, handle)
 
 
+def _own_replay(path: Path) -> Path:
+    """The file of this process, from that of the first."""
+    rank = distributed.rank()
+    return path.with_name(f"{path.stem}-rank{rank}{path.suffix}") if rank else path
+
+
+def _cannot_write(error: OSError, folder: Path) -> ValueError:
+    return ValueError(
+        f"cannot write a checkpoint: {error.strerror or error}; the one before stands. "
+        f"Make room, then: ctrl-rl train --resume {folder}"
+    )
+
+
 def _check_processes(folder: Path, env: dict) -> None:
     """Refuse to go on in a group of another size: each process saved its own environments."""
     saved, here = len(env.get(PROCESSES, (env,))), distributed.world_size()
@@ -520,6 +571,17 @@ def _check_processes(folder: Path, env: dict) -> None:
             f"{folder} was trained by {saved} processes, not {here}; go on with "
             f"{how} train --resume {folder}, or start a new run with --init-from"
         )
+
+
+def _load_replay(path: Path) -> dict:
+    """The replay that last.pt names; without it the run cannot go on as it was."""
+    try:
+        return load_checkpoint(path)["replay"]
+    except ValueError as error:
+        raise ValueError(
+            f"{error}; last.pt needs it to go on. Start a new run with --init-from "
+            f"{path.parent.parent} to keep the weights"
+        ) from None
 
 
 def _claim(folder: Path, resume: bool) -> None:

@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 from toys import Toy
 
-from ctrl_rl import cli, distributed, ppo
+from ctrl_rl import cli, distributed, ppo, sac, td3
+from ctrl_rl.buffers import Batch
 from ctrl_rl.checkpoints import load_checkpoint
 from ctrl_rl.env import Fault
 from ctrl_rl.normalize import Normalizer
@@ -163,15 +164,42 @@ def learn(compiled: str, num_minibatches: int) -> dict:
     }
 
 
-def in_group(folder: str, *options) -> None:
+def learn_off_policy(name: str) -> dict:
+    """Likewise of SAC or TD3, after four updates on given minibatches of 12 samples."""
+    module, size = {"sac": sac, "td3": td3}[name], 12
+    make, config = (module.SAC, sac.SACConfig) if name == "sac" else (module.TD3, td3.TD3Config)
+    each, _ = distributed.share(ENVS)
+    learner = make(
+        config(batch_size=size, hidden=(8,), learning_rate=1e-2, polyak=0.1, compile="off"),
+        Toy(num_envs=each).spec,
+        "cpu",
+    )
+    stats = []
+    for seed in range(4):
+        g = torch.Generator().manual_seed(seed)
+        draw = lambda *shape, g=g: distributed.own(torch.randn(size, *shape, generator=g), 0)  # noqa: E731
+        obs, next_obs = ({k: draw(SPEC.obs_size(k)) for k in SPEC.obs} for _ in range(2))
+        stats.append(
+            learner.update(
+                Batch(obs, draw(1).clamp(-3, 3), draw(), next_obs, (draw() > 0.3).float())
+            )
+        )
+    state = learner.state_dict()
+    generators = state.pop("generator").view(-1, len(learner.generator.get_state()))
+    assert all(torch.equal(generators[0], other) for other in generators)  # no faults, no re-draws
+    return {"learner": state, "figures": learner.figures(stats)}
+
+
+def in_group(folder: str, options: tuple) -> None:
     """What each process of a `Group` does."""
     torch.set_num_threads(1)
     with distributed.joined(timedelta(minutes=5)):
-        torch.save(learn(*options), f"{folder}/{distributed.rank()}.pt")
+        found = learn_off_policy(*options) if len(options) == 1 else learn(*options)
+        torch.save(found, f"{folder}/{distributed.rank()}.pt")
 
 
 def learn_in_group(tmp_path, *options, before: str = "pass") -> list[dict]:
-    code = f"import test_distributed as t; {before}; t.in_group({str(tmp_path)!r}, *{options!r})"
+    code = f"import test_distributed as t; {before}; t.in_group({str(tmp_path)!r}, {options!r})"
     Group(code, patience=300).succeed()
     return [torch.load(tmp_path / f"{r}.pt") for r in range(WORLD)]
 
@@ -194,6 +222,18 @@ def test_without_the_exchange_they_would_not(tmp_path):
     for part in parts:
         assert gap(part["learner"]["networks"], whole["learner"]["networks"]) > 1e-3
         assert gap(part["learner"]["normalizers"], whole["learner"]["normalizers"]) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["sac", "td3"])
+def test_two_processes_learn_off_policy_what_one_learns(tmp_path, name):
+    whole = learn_off_policy(name)
+    parts = learn_in_group(tmp_path, name)
+    assert gap(parts[0], parts[1]) == 0
+    assert gap(parts[0], whole) < 1e-5
+    alone = learn_in_group(
+        tmp_path, name, before="t.distributed.dist.all_reduce = lambda x: x.mul_(2)"
+    )
+    assert gap(alone[0]["learner"], whole["learner"]) > 1e-3
 
 
 @pytest.mark.slow
@@ -273,13 +313,13 @@ def test_alone_nothing_changes():
 
 def exchange() -> None:
     """In a group: faults, statistics of unequal parts, a stop that only one rank was asked for."""
-    from ctrl_rl.rollout import _of_all_ranks
+    from ctrl_rl.rollout import faults_of_all_ranks
 
     with distributed.joined(timedelta(seconds=60)):
         rank = distributed.rank()
-        assert _of_all_ranks([], 3) == ()
+        assert faults_of_all_ranks([], 3) == ()
         faults = [(4, Fault(1, "here")), (2, Fault(0, "there"))] if rank else [(3, Fault(2, "x"))]
-        assert [(t, f.row) for t, f in _of_all_ranks(faults, 3)] == [(2, 3), (3, 2), (4, 4)]
+        assert [(t, f.row) for t, f in faults_of_all_ranks(faults, 3)] == [(2, 3), (3, 2), (4, 4)]
 
         normalizer = Normalizer(1)
         x = torch.arange(10.0)[:, None] + 1e6
@@ -332,6 +372,26 @@ def test_the_command_gives_the_run_of_one_process_and_goes_on_exactly(here, caps
     resumed = load_checkpoint(Path("halves/checkpoints/last.pt"))
     for part in ("policy", "learner", "env"):
         assert gap(resumed[part], two[part]) == 0
+
+
+def test_each_process_keeps_a_replay_of_its_own(here):
+    words = (
+        "train Pendulum-v0 --algo sac --num-envs 4 --total-steps 3000 --algo.warmup-steps 500"
+        " --algo.updates-per-step 0.1 --algo.batch-size 32 --algo.hidden 8 --eval-episodes 2"
+        " --video-s 0 --eval-every 0 --checkpoint-every 1000 --algo.compile off"
+    ).split()
+    Group(CLI, *words, "--run-dir", "two").succeed()
+    assert rows("two")[-1]["replay/size"] == "3000.0"
+    Group(CLI, *words, "--run-dir", "halves", "--stop-after", "2000").succeed()
+    found = sorted(p.name for p in Path("halves/checkpoints").glob("replay*"))
+    assert found == ["replay-2000-rank1.pt", "replay-2000.pt"]
+    replays = [load_checkpoint(Path("halves/checkpoints", name))["replay"] for name in found]
+    assert not torch.equal(*(replay["grids"]["obs"] for replay in replays))
+    Group(CLI, "train", "--resume", "halves").succeed()
+    assert rows("halves") == rows("two")
+    a, b = (load_checkpoint(Path(f, "checkpoints/last.pt")) for f in ("halves", "two"))
+    for part in ("policy", "learner", "env"):
+        assert gap(a[part], b[part]) == 0
 
 
 def lines(err: list[str]) -> list[str]:

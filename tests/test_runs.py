@@ -104,15 +104,16 @@ def test_kill_while_saving_leaves_a_whole_checkpoint(tmp_path, moment):
     if child == 0:
         kill = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
         if moment == "half written":
+            save = torch.save
 
-            class Half(checkpoints.io.BytesIO):
-                def getbuffer(self):
-                    whole = super().getvalue()
-                    with open(path.with_name("last.pt.tmp"), "wb") as file:
-                        file.write(whole[: len(whole) // 2])
-                    kill()
+            def half(content, file):
+                whole = io.BytesIO()
+                save(content, whole)
+                file.write(whole.getvalue()[: whole.tell() // 2])
+                file.flush()
+                kill()
 
-            checkpoints.io.BytesIO = Half
+            checkpoints.torch.save = half
         elif moment == "written":
             checkpoints.os.replace = kill
         else:
@@ -364,6 +365,96 @@ def test_best_is_the_best_evaluation_and_is_remembered_over_a_resume(tmp_path, e
     assert load_checkpoint(runs.find_checkpoint(folder, "30"))["step"] == 30
     with pytest.raises(ValueError, match="no checkpoint '31'; there are best, last, 10, 20, 30"):
         runs.find_checkpoint(folder, "31")
+
+
+REPLAY = {"obs": torch.arange(1000.0)}
+
+
+def replayed(folder, env, *steps: int) -> None:
+    """A run that saved its replay at some steps."""
+    run = started(env, folder)
+    for step in steps:
+        run.log(step, {"loss/policy": 1.0})
+        run.save(step, SECTION, {}, {}, {"obs": REPLAY["obs"] + step})
+    run.close()
+
+
+def test_replay_is_saved_beside_the_checkpoint_that_names_it(tmp_path, env):
+    checkpoints = tmp_path / "r/checkpoints"
+    replayed(tmp_path / "r", env, 10, 20)
+    assert [p.name for p in checkpoints.glob("replay-*")] == ["replay-20.pt"]
+    assert "replay" not in load_checkpoint(checkpoints / "step-20.pt")
+    run = started(env, tmp_path / "r", resume=True)
+    saved = run.restore()
+    same(saved["replay"], {"obs": REPLAY["obs"] + 20})
+    run.close()
+    with pytest.raises(ValueError, match="there are last, 10, 20$"):
+        runs.find_checkpoint(tmp_path / "r", "30")
+
+
+def test_a_kill_while_the_replay_is_saved_leaves_the_one_before(tmp_path, env, monkeypatch):
+    checkpoints = tmp_path / "r/checkpoints"
+    replayed(tmp_path / "r", env, 10)
+    (checkpoints / "replay-15.pt.tmp").write_bytes(b"half")
+    save = runs.save_checkpoint
+
+    def killed(path, content):
+        if path.name == "last.pt":
+            raise KeyboardInterrupt
+        save(path, content)
+
+    run = started(env, tmp_path / "r", resume=True)
+    run.restore()
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "save_checkpoint", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run.save(20, SECTION, {}, {}, REPLAY)
+    run.close()
+    run = started(env, tmp_path / "r", resume=True)
+    assert run.restore()["replay"]["obs"][0] == 10
+    run.save(30, SECTION, {}, {}, REPLAY)
+    run.close()
+    assert [p.name for p in checkpoints.glob("replay-*")] == ["replay-30.pt"]
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_anew(tmp_path, env):
+    started(env, tmp_path / "r").close()
+    save_checkpoint(tmp_path / "r/checkpoints/replay-10.pt", REPLAY)
+    run = started(env, tmp_path / "r", resume=True)
+    assert run.restore() is None
+    run.close()
+
+
+def test_a_missing_or_damaged_replay_is_one_line(tmp_path, env):
+    path = tmp_path / "r/checkpoints/replay-10.pt"
+    replayed(tmp_path / "r", env, 10)
+    whole = path.read_bytes()
+    for message, content in (
+        ("replay-10.pt does not exist", None),
+        ("replay-10.pt is damaged", whole[: len(whole) // 2]),
+        ("replay-10.pt is damaged.*wrong checksum", flipped(whole)),
+    ):
+        path.unlink(missing_ok=True)
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(ValueError, match=message + ".*last.pt needs it.*--init-from") as error:
+            Run(tmp_path / "r", resume=True, console=False)
+        assert "\n" not in str(error.value)
+
+
+def test_the_disk_must_have_room_for_two_replays(tmp_path, env, monkeypatch):
+    free = 256 * 2**20 + 2 * 10**6
+    disk = shutil._ntuple_diskusage(1, 1, free)
+    monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda _: disk)
+    metrics = {"loss/policy": "a"}
+    run = Run(tmp_path / "r", console=False)
+    with pytest.raises(ValueError, match="only 258 MiB free.*needs 275 MiB"):
+        run.start(metrics, Config(), env, "test", replay_bytes=10 * 10**6)
+    run.close()
+    assert not (tmp_path / "r").exists()
+    run = Run(tmp_path / "r", console=False)
+    run.start(metrics, Config(), env, "test", replay_bytes=10**6)
+    run.close()
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path, env):
