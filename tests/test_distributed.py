@@ -150,7 +150,7 @@ def learn(compiled: str, num_minibatches: int) -> dict:
     """State after three iterations on given batches, and the figures of each."""
     config = ppo.PPOConfig(
         num_steps=STEPS, num_minibatches=num_minibatches, hidden=(8,), num_epochs=3,
-        target_kl=0.02, compile=compiled,
+        target_kl=0.003, compile=compiled,
     )  # fmt: skip
     each, first = distributed.share(ENVS)
     learner = ppo.PPO(config, Toy(num_envs=each).spec, "cpu")
@@ -212,7 +212,7 @@ def test_two_processes_learn_what_one_learns(tmp_path):
         assert gap(parts[0], parts[1]) == 0  # to the bit
         assert gap(parts[0], whole) < 1e-5
         rates = [f["loss/learning_rate"] for f in whole["figures"]]
-        assert len(set(rates)) > 1  # the adapted step size had something to follow
+        assert len(set(rates)) > 1, rates  # the adapted step size had something to follow
 
 
 def test_without_the_exchange_they_would_not(tmp_path):
