@@ -5,6 +5,9 @@ gradient; the second clips, adapts the learning rate and applies Adam. Both mode
 Adam's moments in one flat vector each and the latter in `torch.optim.Adam`'s format, so that each
 reads the other's checkpoints. Their bits differ: a run stays with its mode.
 
+In a group of processes each computes the gradient of the rows it holds of the minibatch; the mean
+over all rows is what is checked, clipped and applied, on all ranks alike.
+
 The optimiser is Adam (Kingma and Ba, ICLR 2015, arXiv:1412.6980, algorithm 1).
 
 Reading order: `Objective` -> `MinibatchStep` -> `pays` -> the compiler's cache.
@@ -22,10 +25,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
+from ctrl_rl import distributed
+
 BETA1, BETA2 = 0.9, 0.999  # Adam
 
 Objective = Callable[..., tuple[Tensor, Tensor]]
-"""`objective(module, *batch) -> (loss (), stats (K,))`, a pure function of its tensors."""
+"""`objective(module, *batch) -> (loss (), stats (K,))`, a pure function of its tensors.
+
+Loss and stats are means over the batch's rows."""
 
 Adapt = Callable[[Tensor, Tensor], Tensor]
 """`adapt(learning_rate (), stats (K,)) -> learning_rate ()`, before each step."""
@@ -99,7 +106,7 @@ class MinibatchStep:
         return self.optimizer.param_groups[0]["lr"]
 
     def __call__(self, *batch: Tensor) -> Tensor:
-        """Take one step.
+        """Take one step on a batch, or in a group of processes on this one's rows of it.
 
         Returns:
             The objective's stats, then the gradient's norm before clipping and the loss (K + 2,).
@@ -108,10 +115,11 @@ class MinibatchStep:
             Diverged: loss or gradient is not finite; nothing was changed. Not with `check_each`
                 False.
         """
-        if self.compiled and self._graphs is None:
+        rows = len(batch[0])  # in a group of processes there may be none
+        if self.compiled and self._graphs is None and rows:
             self._compile(batch)
-        if self._graphs is None or not self.compiled:
-            gradient, stats = self._gradient(*batch)
+        if self._graphs is None or not self.compiled or not rows:
+            gradient, stats = self._of_all_ranks(*self._gradient(*batch), rows)
             if self.check_each:
                 self.check(stats)
             self._eager_adam(gradient, stats)
@@ -119,6 +127,7 @@ class MinibatchStep:
         compiled_gradient, compiled_adam = self._graphs
         with torch.no_grad():
             gradient, stats = compiled_gradient(self._flat.detach(), *batch)
+            gradient, stats = self._of_all_ranks(gradient, stats, rows)
             if self.check_each:
                 self.check(stats)
             compiled_adam(*self._adam_state(), gradient, stats)
@@ -196,6 +205,9 @@ class MinibatchStep:
     def _build(self, batch: tuple[Tensor, ...]) -> None:
         _use_cache()
         graphs = _graph(self._functional_gradient), _graph(self._functional_adam)
+        if distributed.world_size() > 1:  # a rank's part of a minibatch has no fixed size
+            for x in batch:
+                torch._dynamo.maybe_mark_dynamic(x, 0)
         with torch.no_grad():
             gradient, stats = graphs[0](self._flat.detach(), *batch)
             flat, *moments = (x.detach().clone() for x in self._adam_state())
@@ -215,6 +227,16 @@ class MinibatchStep:
         flat = torch.cat([g.flatten() for g in gradient])
         norm = torch.linalg.vector_norm(flat)
         return flat, torch.cat([stats, torch.stack([norm, loss.detach()])])
+
+    @staticmethod
+    def _of_all_ranks(gradient: Tensor, stats: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+        """Gradient and stats of the whole minibatch, of which this rank holds some rows."""
+        if distributed.world_size() == 1:
+            return gradient, stats
+        both = distributed.weighted_mean(torch.cat([gradient, stats]), rows)
+        gradient, stats = both[: len(gradient)].clone(), both[len(gradient) :].clone()
+        stats[-2] = torch.linalg.vector_norm(gradient)
+        return gradient, stats
 
     def _clip(self, gradient: Tensor) -> Tensor:
         if self.max_grad_norm is None:

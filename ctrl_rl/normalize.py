@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from ctrl_rl import distributed
+
 
 class Normalizer(nn.Module):
     """Running mean and variance per column, and the map (x - mean) / sqrt(var + epsilon), clipped.
@@ -42,14 +44,15 @@ class Normalizer(nn.Module):
 
         Mean and sum of squares of the batch merge with the old ones exactly (Chan, Golub, LeVeque,
         "Updating formulae and a pairwise algorithm for computing sample variances", 1979), so the
-        result does not depend on how rows are cut into batches, but for rounding.
+        result does not depend on how rows are cut into batches, but for rounding. In a group of
+        processes the batch is the rows of all of them: see `ctrl_rl.distributed`.
         """
         x = x[x.isfinite().all(1)].double()
-        rows = x.shape[0]
-        if rows == 0:
-            return
         batch_mean = x.mean(0)
         batch_squares = (x - batch_mean).square().sum(0)
+        rows, batch_mean, batch_squares = distributed.merged(x.shape[0], batch_mean, batch_squares)
+        if rows == 0:
+            return
         delta = batch_mean - self.mean
         total = self.count + rows
         squares = self.var * self.count + batch_squares + delta.square() * self.count * rows / total

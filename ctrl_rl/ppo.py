@@ -22,6 +22,9 @@ Deviations from the paper, each with its reason:
 7. With `target_kl` the learning rate follows the KL divergence measured on each minibatch:
    divided by 1.5 above twice the target, multiplied by 1.5 below half of it.
 
+In a group of processes each holds its rows of the roll-out and of every minibatch; advantages,
+gradients, divergence and statistics are those of all rows: see `ctrl_rl.distributed`.
+
 Tensors: roll-out (T, N, ...), time first; minibatch (B, ...). `docs/algorithms/ppo.md` explains
 every logged key.
 
@@ -38,14 +41,14 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from ctrl_rl import distributions
+from ctrl_rl import distributed, distributions
 from ctrl_rl.compiled import Diverged, MinibatchStep, pays
 from ctrl_rl.env import Obs, VecEnv
 from ctrl_rl.networks import ACTIVATIONS, MLP
 from ctrl_rl.normalize import Normalizer
 from ctrl_rl.policy import Policy
-from ctrl_rl.returns import episode_sums, gae
-from ctrl_rl.rollout import Rollout, collect
+from ctrl_rl.returns import gae
+from ctrl_rl.rollout import Rollout, collect, episode_figures
 from ctrl_rl.runs import Run
 from ctrl_rl.spec import Discrete, EnvSpec
 
@@ -235,7 +238,7 @@ class PPO:
 
     Args:
         config: settings.
-        spec: the environment's contract.
+        spec: the environment's contract; of this process's environments, in a group of them.
         device: torch device of networks and data.
 
     Raises:
@@ -243,8 +246,9 @@ class PPO:
     """
 
     def __init__(self, config: PPOConfig, spec: EnvSpec, device: torch.device | str) -> None:
+        num_envs, spec = spec.num_envs, distributed.whole(spec)
         self.config, self.spec, self.device = config, spec, torch.device(device)
-        samples = config.num_steps * spec.num_envs
+        self.samples = samples = config.num_steps * spec.num_envs
         self.batch_size = samples // config.num_minibatches
         if samples % config.num_minibatches:
             raise ValueError(
@@ -261,6 +265,7 @@ class PPO:
             if config.normalize_obs
         }
         updates = config.num_epochs * config.num_minibatches * (config.total_steps // samples + 1)
+        rows = self.batch_size // distributed.world_size()
         self.step = MinibatchStep(
             self.networks,
             lambda networks, *batch: ppo_loss(networks, batch, config),
@@ -268,15 +273,16 @@ class PPO:
             config.max_grad_norm,
             None if config.target_kl is None else partial(_adapt, config.target_kl),
             config.compile == "on"
-            or (config.compile == "auto" and pays(updates, self.batch_size, config.hidden)),
+            or (config.compile == "auto" and pays(updates, rows, config.hidden)),
         )
-        self.unfinished = torch.zeros(2, spec.num_envs, dtype=torch.float64, device=self.device)
+        self.unfinished = torch.zeros(2, num_envs, dtype=torch.float64, device=self.device)
         """Return and length so far of the episodes that the next roll-out continues."""
 
     def draw_noise(self) -> Tensor:
         """Standard normal (T, N, A), what `act` needs for an iteration."""
         shape = (self.config.num_steps, self.spec.num_envs, self.spec.action_size)
-        return torch.randn(shape, generator=self.generator, device=self.device)
+        noise = torch.randn(shape, generator=self.generator, device=self.device)
+        return distributed.own(noise, dim=1)
 
     @torch.no_grad()
     def act(self, obs: Obs, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -314,8 +320,9 @@ class PPO:
             columns = [x.flatten(0, 1) for x in columns]
         stats = []
         for _ in range(config.num_epochs):
-            order = torch.randperm(len(columns[-1]), generator=self.generator, device=self.device)
-            shuffled = [x[order].split(self.batch_size) for x in columns]
+            order = torch.randperm(self.samples, generator=self.generator, device=self.device)
+            order, sizes = distributed.own_samples(order, self.batch_size, self.spec.num_envs)
+            shuffled = [x[order].split(sizes) for x in columns]
             for batch in zip(*shuffled, strict=True):
                 stats.append(self.step(*batch))
         self._update_normalizers(rollout)
@@ -324,17 +331,14 @@ class PPO:
         metrics["loss/learning_rate"] = self.step.learning_rate.item()
         if not self.networks.discrete:
             metrics["policy/std"] = self.networks.log_std.exp().mean().item()
-        variance = value_target.var(correction=0)
+        _, variance = distributed.moments(value_target)
         if variance > 0:
-            unexplained = (value_target - value).var(correction=0) / variance
-            metrics["value/explained_variance"] = 1 - unexplained.item()
-        episodes, self.unfinished = episode_sums(self.unfinished, rollout.reward, rollout.ended)
-        if episodes.shape[1]:
-            mean_return, mean_length = episodes.mean(1).tolist()
-            metrics["rollout/episode_return"] = mean_return
-            metrics["rollout/episode_length"] = mean_length
-            metrics["rollout/terminated"] = rollout.terminated.sum().item() / episodes.shape[1]
-        return metrics
+            _, unexplained = distributed.moments(value_target - value)
+            metrics["value/explained_variance"] = 1 - (unexplained / variance).item()
+        episodes, self.unfinished = episode_figures(
+            self.unfinished, rollout.reward, rollout.terminated, rollout.ended
+        )
+        return metrics | episodes
 
     def policy_section(self) -> dict:
         """The policy alone, as `ctrl_rl.policy.Policy.from_section` reads it."""
@@ -363,7 +367,7 @@ class PPO:
                 "step": self.step.state_dict(),
                 "normalizers": {g: n.state_dict() for g, n in self.normalizers.items()},
                 "generator": self.generator.get_state(),
-                "unfinished": self.unfinished,
+                "unfinished": distributed.concatenated(self.unfinished, dim=1),
             }
         )
 
@@ -372,7 +376,7 @@ class PPO:
         self.warm_start(state)
         self.step.load_state_dict(state["step"])
         self.generator.set_state(state["generator"])
-        self.unfinished = state["unfinished"].to(self.device)
+        self.unfinished = distributed.own(state["unfinished"], dim=1).to(self.device)
 
     def warm_start(self, state: dict) -> None:
         """Take weights and observation statistics of another run; the rest begins anew.
@@ -421,9 +425,8 @@ def _standardized(advantage: Tensor) -> Tensor:
 
     In float64, where equal numbers have a deviation of 0 and not of a rounding error.
     """
-    x = advantage.double()
-    x = x - x.mean()
-    return (x / (x.square().mean().sqrt() + 1e-8)).float()
+    mean, variance = distributed.moments(advantage)
+    return ((advantage.double() - mean) / (variance.sqrt() + 1e-8)).float()
 
 
 def train(
@@ -461,8 +464,8 @@ def train(
         rollout, metrics = collect(ppo.act, env, ppo.draw_noise())
         collected = time.perf_counter()
         for t, fault in rollout.faults:
-            run.report_fault(step + (t + 1) * env.spec.num_envs, fault)
-        step += rollout.reward.numel()
+            run.report_fault(step + (t + 1) * ppo.spec.num_envs, fault)
+        step += ppo.samples
         try:
             metrics |= ppo.update(rollout)
         except Diverged as error:
@@ -473,7 +476,7 @@ def train(
         updated = time.perf_counter()
         metrics["time/collect_s"] = collected - began
         metrics["time/update_s"] = updated - collected
-        metrics["time/env_steps_per_s"] = rollout.reward.numel() / (updated - began)
+        metrics["time/env_steps_per_s"] = ppo.samples / (updated - began)
         run.log(step, metrics)
         if run.due("eval", step) and evaluate is not None:
             run.log(step, evaluate(Policy.from_section(ppo.policy_section(), ppo.device)))

@@ -19,6 +19,7 @@ ALGOS = {"ppo": "ctrl_rl.ppo:", "sac": "ctrl_rl.sac:", "td3": "ctrl_rl.td3:"}
 
 COMMANDS = {
     "train": "ctrl_rl.commands.train:main",
+    "sweep": "ctrl_rl.commands.sweep:main",
     "eval": "ctrl_rl.commands.eval:main",
     "play": "ctrl_rl.commands.play:main",
     "plot": "ctrl_rl.commands.plot:main",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ctrl_rl import distributed
 from ctrl_rl.env import Fault, Obs, Step, VecEnv
 from ctrl_rl.returns import episode_sums
 
@@ -35,7 +36,7 @@ class Rollout:
     ended_faulty: Tensor
     """(E,) bool: the row ended by a fault, so that its successor was never seen"""
     faults: tuple[tuple[int, Fault], ...]
-    """(t, fault) for each of them, t the step within the roll-out"""
+    """(t, fault) for each of them, t the step within the roll-out; of all ranks' environments"""
 
     @property
     def ended(self) -> Tensor:
@@ -53,7 +54,8 @@ def collect(act: Act, env: VecEnv, noise: Tensor) -> tuple[Rollout, dict[str, fl
         noise: (T, N, A), what `act` draws its actions from.
 
     Returns:
-        The roll-out, and the mean per step of each reward term and task figure.
+        The roll-out, and the mean per step of each reward term and task figure; in a group of
+        processes that of all their environments.
     """
     obs = env.observe()
     trace, ended_obs, faulty, infos, faults = [], [], [], [], []
@@ -78,10 +80,52 @@ def collect(act: Act, env: VecEnv, noise: Tensor) -> tuple[Rollout, dict[str, fl
         last_obs=obs,
         ended_next_obs={g: torch.cat([o[g] for o in (nothing, *ended_obs)]) for g in obs},
         ended_faulty=torch.cat([torch.zeros(0, dtype=torch.bool, device=env.device), *faulty]),
-        faults=tuple(faults),
+        faults=faults_of_all_ranks(faults, env.spec.num_envs),
     )
     metrics = {k: torch.stack([i[k] for i in infos]).mean().item() for k in infos[0]}
-    return rollout, {**metrics, "rollout/faults": len(faults)}
+    return rollout, {**distributed.mean_figures(metrics), "rollout/faults": len(rollout.faults)}
+
+
+def faults_of_all_ranks(
+    faults: list[tuple[int, Fault]], num_envs: int
+) -> tuple[tuple[int, Fault], ...]:
+    """Faults of all ranks by step, rows numbered through; they are rare, and so is the exchange."""
+    if not distributed.any_rank(bool(faults)):
+        return ()
+    found = [
+        (t, fault._replace(row=fault.row + rank * num_envs))
+        for rank, theirs in enumerate(distributed.gathered(faults))
+        for t, fault in theirs
+    ]
+    return tuple(sorted(found, key=lambda entry: entry[0]))
+
+
+def episode_figures(
+    unfinished: Tensor, reward: Tensor, terminated: Tensor, ended: Tensor
+) -> tuple[dict[str, float], Tensor]:
+    """`rollout/` figures of the episodes that ended in T steps, of all ranks' environments.
+
+    Args:
+        unfinished: return and length so far (2, N) of the episodes that the first step continues.
+        reward: (T, N).
+        terminated: (T, N) bool.
+        ended: (T, N) bool.
+
+    Returns:
+        Figures, none if no episode ended; and `unfinished` after the last step.
+    """
+    episodes, unfinished = episode_sums(unfinished, reward, ended)
+    counts = torch.stack([ended.sum(), terminated.sum()]).to(episodes)
+    sums = distributed.total(torch.cat([episodes.sum(1), counts]))
+    returns, lengths, count, terminations = sums.tolist()
+    if not count:
+        return {}, unfinished
+    figures = {
+        "rollout/episode_return": returns / count,
+        "rollout/episode_length": lengths / count,
+        "rollout/terminated": terminations / count,
+    }
+    return figures, unfinished
 
 
 class Tally:
@@ -112,13 +156,11 @@ class Tally:
             key: torch.stack([info[key] for info in self._infos]).mean().item()
             for key in self._infos[0]
         }
-        metrics["rollout/faults"] = self._faults
+        metrics = distributed.mean_figures(metrics)
+        faults = distributed.total(torch.tensor(self._faults))
+        metrics["rollout/faults"] = int(faults)
         reward, terminated, ended = (torch.stack(x) for x in zip(*self._steps, strict=True))
-        episodes, self.unfinished = episode_sums(self.unfinished, reward, ended)
-        if episodes.shape[1]:
-            mean_return, mean_length = episodes.mean(1).tolist()
-            metrics["rollout/episode_return"] = mean_return
-            metrics["rollout/episode_length"] = mean_length
-            metrics["rollout/terminated"] = terminated.sum().item() / episodes.shape[1]
+        episodes, self.unfinished = episode_figures(self.unfinished, reward, terminated, ended)
+        metrics |= episodes
         self._steps, self._infos, self._faults = [], [], 0
         return metrics

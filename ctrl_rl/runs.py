@@ -25,11 +25,13 @@ from pathlib import Path
 
 import torch
 
+from ctrl_rl import distributed
 from ctrl_rl.checkpoints import (
     FORMAT,
     check_free,
     load_checkpoint,
     make_folder,
+    plain,
     replacing,
     save_checkpoint,
     write_text,
@@ -41,6 +43,9 @@ from ctrl_rl.spec import EnvSpec
 
 BEST_KEY = "eval/episode_return"
 """The figure that decides `best.pt`; higher is better."""
+
+PROCESSES = "processes"
+"""Key under which a checkpoint of a group of processes lists their environments' states."""
 
 
 # The run folder on disk ---------------------------------------------------------------------
@@ -113,7 +118,8 @@ class Run:
     """The log and memory of one training run.
 
     A trainer calls, in this order: `initial`, `start`, `restore`, then per iteration `log`, `due`,
-    `save` until `stopping` or its last step, then `finish`.
+    `save` until `stopping` or its last step, then `finish`. In a group of processes all of them
+    do so, and rank 0 alone writes and prints.
 
     Args:
         folder: the run folder; None keeps the log in memory and writes nothing.
@@ -144,6 +150,9 @@ class Run:
         settings: dict | None = None,
     ) -> None:
         self.folder = None if folder is None else Path(folder)
+        self._place = self.folder  # also on ranks that write no run
+        leads = distributed.rank() == 0
+        self._follows = folder is not None and not leads
         self.rows: list[dict[str, float]] = []
         self.faults: dict[str, tuple[int, int]] = {}
         self.metrics: dict[str, str] = {}
@@ -153,16 +162,16 @@ class Run:
         self._last_due: dict[str, int] = {"eval": 0, "checkpoint": 0}
         self._evaluated_at = -1
         self._stop_after = stop_after
-        self._interrupted = False
+        self._interrupted = self._leaving = False
         self._handlers: dict = {}
         self._columns: list[str] = []
         self._csv = self._tensorboard = self._checkpoint = self._replay = None
         self._best: float = -math.inf
         self._resume = resume
         self._init_from = None if init_from is None else Path(init_from)
-        self._console = Progress() if console and folder is not None else None
+        self._console = Progress() if console and folder is not None and leads else None
         self._new_folders: list[Path] = []
-        if self.folder is not None:
+        if self.folder is not None and leads:
             folders = (self.folder, *self.folder.parents)
             self._new_folders = [f for f in folders if not f.exists()]
             try:
@@ -170,13 +179,17 @@ class Run:
             except ValueError:
                 self._forget_folder()
                 raise
+        if self.folder is not None and resume:
             last = self.folder / "checkpoints" / "last.pt"
-            if resume and last.is_file():
+            if last.is_file():
                 self._checkpoint = load_checkpoint(last)
+                _check_processes(self.folder, self._checkpoint["env"])
                 if name := self._checkpoint.get("replay"):
-                    self._replay = _load_replay(last.with_name(name))
-            elif resume and any(last.parent.glob("[!r]*.pt")):  # a lone replay is none
+                    self._replay = _load_replay(_own_replay(last.with_name(name)))
+            elif any(last.parent.glob("[!r]*.pt")):  # a lone replay is none
                 raise ValueError(f"{last} is missing: there is nothing to go on from")
+        if self._follows:
+            self.folder = None
 
     def initial(self, spec: EnvSpec) -> dict | None:
         """The learner's state in the run named by `init_from`; None where there is none.
@@ -201,7 +214,7 @@ class Run:
             config: the algorithm's frozen dataclass; `total_steps` gives the length.
             env: the training environment.
             algo: name of the algorithm.
-            replay_bytes: largest size of what `save` gets as `replay`.
+            replay_bytes: largest size of what `save` gets as `replay`, in this process.
 
         Raises:
             ValueError: the disk is too full for the replay; or a resumed run, or the checkpoint in
@@ -217,6 +230,8 @@ class Run:
         for kind, parts in (("eval", 5), ("checkpoint", 10)):
             if self._every[kind] is None:
                 self._every[kind] = max(self.total_steps // parts, 1)
+        if self._follows:
+            self._catch_signals()
         if self.folder is None:
             return
         # Through JSON once, so that what is compared is what a later resume will read.
@@ -228,13 +243,16 @@ class Run:
                 self._check_same(record, made, "holds a checkpoint of a run with")
         if replay_bytes:  # for a moment the old file and the new one lie side by side
             found = sum(path.stat().st_size for path in self.folder.glob("checkpoints/replay-*"))
-            check_free(self.folder, max(2 * replay_bytes - found, 0))
+            needed = 2 * replay_bytes * distributed.world_size()
+            check_free(self.folder, max(needed - found, 0))
         write_text(self.folder / "config.json", json.dumps(record, indent=1) + "\n")
         (self.folder / "checkpoints").mkdir(exist_ok=True)
         step = self._checkpoint["step"] if self._checkpoint else 0
         self._open_logs(step)
         self._catch_signals()
-        self._say(f"{env.spec.task}, {algo}, {env.spec.num_envs} environments; {self.folder}")
+        num_envs, processes = record["run"]["num_envs"], distributed.world_size()
+        shared = f" in {processes} processes" if processes > 1 else ""
+        self._say(f"{env.spec.task}, {algo}, {num_envs} environments{shared}; {self.folder}")
         if self._resume and not self._checkpoint:
             self._say("the run was stopped before its first checkpoint: it begins anew at step 0")
         if self._console:
@@ -252,6 +270,8 @@ class Run:
         self._best = content["best"]
         self._last_due = dict.fromkeys(self._last_due, content["step"])
         saved = {key: content[key] for key in ("step", "policy", "learner", "env")}
+        if distributed.world_size() > 1:
+            saved["env"] = saved["env"][PROCESSES][distributed.rank()]
         return saved if replay is None else {**saved, "replay": replay}
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
@@ -299,12 +319,14 @@ class Run:
         if kind == "eval" and due:
             self._evaluated_at = step
         if kind == "checkpoint":
+            # The last word for this iteration: a Ctrl-C that comes later waits for the next one.
+            self._leaving = distributed.any_rank(self._interrupted)
             due = due or self._evaluated_at == step or self.stopping(step)
         return due
 
     def stopping(self, step: int) -> bool:
         """Whether to leave after this iteration: `stop_after` reached, or Ctrl-C."""
-        return self._interrupted or (self._stop_after is not None and step >= self._stop_after)
+        return self._leaving or (self._stop_after is not None and step >= self._stop_after)
 
     def save(
         self, step: int, policy: dict, learner: dict, env: dict, replay: dict | None = None
@@ -312,7 +334,7 @@ class Run:
         """Write last.pt and step-N.pt, and best.pt if the evaluation at this step was the best.
 
         The replay goes to a file of its own before last.pt, which names it; older ones are removed
-        when last.pt stands.
+        when last.pt stands. In a group of processes each writes its own replay.
 
         Args:
             step: env steps so far.
@@ -324,6 +346,10 @@ class Run:
         Raises:
             ValueError: a weight is not finite, or the disk failed; the last checkpoint stands.
         """
+        if distributed.world_size() > 1:
+            env = {PROCESSES: distributed.gathered_on_first(plain(env))}
+        if self._follows and replay is not None:
+            self._save_replay(step, replay)
         if self.folder is None:
             return
         for name, value in policy["weights"].items():
@@ -347,24 +373,20 @@ class Run:
             "best": self._best,
             "config": (self.folder / "config.json").read_text(),
         }
-        replay_name = f"replay-{step}.pt"
         if replay is not None:
-            whole["replay"] = replay_name
+            whole["replay"] = f"replay-{step}.pt"
         try:
             save_checkpoint(checkpoints / f"step-{step}.pt", section)
             if better:
                 save_checkpoint(checkpoints / "best.pt", section)
             if replay is not None:
-                save_checkpoint(checkpoints / replay_name, {"step": step, "replay": replay})
+                self._save_replay(step, replay)
             save_checkpoint(checkpoints / "last.pt", whole)
             for path in checkpoints.glob("replay-*"):  # also what a kill left half written
-                if replay is None or path.name != replay_name:
+                if replay is None or not re.fullmatch(rf"replay-{step}(-rank\d+)?\.pt", path.name):
                     path.unlink()
         except OSError as error:
-            raise ValueError(
-                f"cannot write a checkpoint: {error.strerror or error}; the one before stands. "
-                f"Make room, then: ctrl-rl train --resume {self.folder}"
-            ) from error
+            raise _cannot_write(error, self.folder) from error
 
     def finish(self) -> None:
         """Close the log, draw curves.png and say where everything lies."""
@@ -399,6 +421,16 @@ class Run:
             self._console.stop()
         self._forget_folder()
 
+    def _save_replay(self, step: int, replay: dict) -> None:
+        """Write this process's replay; returns when those of all processes stand."""
+        assert self._place is not None
+        path = _own_replay(self._place / "checkpoints" / f"replay-{step}.pt")
+        try:
+            save_checkpoint(path, {"step": step, "replay": replay})
+        except OSError as error:
+            raise _cannot_write(error, self._place) from error
+        distributed.any_rank(False)
+
     # Inside -----------------------------------------------------------------------------------
 
     def _say(self, line: str) -> None:
@@ -414,7 +446,7 @@ class Run:
 
     def _record(self, config, env, algo: str) -> dict:
         """What config.json holds."""
-        spec = env.spec
+        spec = distributed.whole(env.spec)
         return {
             "format": FORMAT,
             "task": spec.task,
@@ -429,6 +461,7 @@ class Run:
                 "eval_every": self._every["eval"],
                 "checkpoint_every": self._every["checkpoint"],
             },
+            "processes": distributed.world_size(),
             "algo_config": dataclasses.asdict(config),
             "task_config": dataclasses.asdict(env.config) if hasattr(env, "config") else {},
             "metrics": self.metrics,
@@ -514,6 +547,30 @@ class Run:
 
         for number in (signal.SIGINT, signal.SIGTERM):
             self._handlers[number] = signal.signal(number, handle)
+
+
+def _own_replay(path: Path) -> Path:
+    """The file of this process, from that of the first."""
+    rank = distributed.rank()
+    return path.with_name(f"{path.stem}-rank{rank}{path.suffix}") if rank else path
+
+
+def _cannot_write(error: OSError, folder: Path) -> ValueError:
+    return ValueError(
+        f"cannot write a checkpoint: {error.strerror or error}; the one before stands. "
+        f"Make room, then: ctrl-rl train --resume {folder}"
+    )
+
+
+def _check_processes(folder: Path, env: dict) -> None:
+    """Refuse to go on in a group of another size: each process saved its own environments."""
+    saved, here = len(env.get(PROCESSES, (env,))), distributed.world_size()
+    if saved != here:
+        how = f"torchrun --nproc-per-node {saved} -m ctrl_rl.cli" if saved > 1 else "ctrl-rl"
+        raise ValueError(
+            f"{folder} was trained by {saved} processes, not {here}; go on with "
+            f"{how} train --resume {folder}, or start a new run with --init-from"
+        )
 
 
 def _load_replay(path: Path) -> dict:

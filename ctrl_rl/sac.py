@@ -23,6 +23,9 @@ Deviations from the paper, each with its reason:
 5. Weights start orthogonal (`ctrl_rl.networks.MLP`).
 6. Steps before `warmup_steps` take uniform actions, as the authors' code does.
 
+In a group of processes each has a replay of its own environments and draws its part of every
+minibatch from it; gradients are those of all parts: see `ctrl_rl.distributed`.
+
 Tensors: environments (N, ...), minibatch (B, ...), critics first (2, B). `docs/algorithms/sac.md`
 explains every logged key.
 
@@ -38,13 +41,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ctrl_rl import distributed
 from ctrl_rl.buffers import Batch, ReplayBuffer, updates_due
 from ctrl_rl.compiled import Diverged, MinibatchStep, pays
 from ctrl_rl.distributions import SquashedGaussian
 from ctrl_rl.env import Obs, VecEnv
 from ctrl_rl.networks import ACTIVATIONS, MLP, QEnsemble, action_bounds
 from ctrl_rl.policy import LOG_STD_RANGE, Policy
-from ctrl_rl.rollout import Tally
+from ctrl_rl.rollout import Tally, faults_of_all_ranks
 from ctrl_rl.runs import Run
 from ctrl_rl.spec import EnvSpec
 
@@ -203,7 +207,7 @@ class SAC:
 
     Args:
         config: settings.
-        spec: the environment's contract.
+        spec: the environment's contract; of this process's environments, in a group of them.
         device: torch device of networks and data.
 
     Raises:
@@ -211,7 +215,12 @@ class SAC:
     """
 
     def __init__(self, config: SACConfig, spec: EnvSpec, device: torch.device | str) -> None:
+        num_envs, spec = spec.num_envs, distributed.whole(spec)
         self.config, self.spec, self.device = config, spec, torch.device(device)
+        self.num_envs, self.batch_size = (
+            num_envs,
+            distributed.share(config.batch_size, "samples")[0],
+        )
         low, high = action_bounds(spec, "sac")
         start = torch.Generator().manual_seed(config.seed)
         self.generator = torch.Generator(self.device).manual_seed(config.seed + 1)
@@ -223,7 +232,7 @@ class SAC:
         self.target = deepcopy(self.critic).requires_grad_(False)
         updates = int(config.updates_per_step * config.total_steps)
         compiled = config.compile == "on" or (
-            config.compile == "auto" and pays(updates, config.batch_size, config.hidden)
+            config.compile == "auto" and pays(updates, self.batch_size, config.hidden)
         )
         step = lambda module, objective: MinibatchStep(  # noqa: E731
             module, objective, config.learning_rate, None, None, compiled, 1e-8, check_each=False
@@ -234,13 +243,13 @@ class SAC:
             list(self.target.parameters()),
             list(self.critic.parameters()),
         )
-        self.tally = Tally(spec.num_envs, self.device)
+        self.tally = Tally(num_envs, self.device)
 
     def make_replay(self) -> ReplayBuffer:
         """An empty buffer for what this learner reads."""
         sizes = {g: self.spec.obs_size(g) for g in dict.fromkeys(("actor", self.critic_group))}
-        size = self.config.buffer_size
-        return ReplayBuffer(size, self.spec.num_envs, sizes, self.spec.action_size, self.device)
+        size = self.config.buffer_size // distributed.world_size()
+        return ReplayBuffer(size, self.num_envs, sizes, self.spec.action_size, self.device)
 
     @torch.no_grad()
     def act(self, obs: Obs) -> Tensor:
@@ -251,6 +260,7 @@ class SAC:
         """An action (N, A) uniform within the bounds."""
         shape = (self.spec.num_envs, self.spec.action_size)
         x = torch.rand(shape, generator=self.generator, device=self.device)
+        x = distributed.own(x, dim=0)
         return torch.lerp(self.actor.low, self.actor.high, x)
 
     def update(self, batch: Batch) -> Tensor:
@@ -260,7 +270,7 @@ class SAC:
             Figures named by `STATS`, to be averaged by `figures`.
         """
         group = self.critic_group
-        noise = self._noise(2 * len(batch.reward)).chunk(2)
+        noise = self._noise(len(batch.reward), 2)
         obs, next_obs = batch.obs["actor"], batch.next_obs["actor"]
         of_critic = self.critic_step(
             *(batch.obs[group], batch.action, batch.reward, batch.discount),
@@ -306,8 +316,8 @@ class SAC:
                 "target": self.target.state_dict(),
                 "actor_step": self.actor_step.state_dict(),
                 "critic_step": self.critic_step.state_dict(),
-                "generator": self.generator.get_state(),
-                "unfinished": self.tally.unfinished,
+                "generator": distributed.concatenated(self.generator.get_state(), dim=0),
+                "unfinished": distributed.concatenated(self.tally.unfinished, dim=1),
             }
         )
 
@@ -316,8 +326,8 @@ class SAC:
         self.warm_start(state)
         self.actor_step.load_state_dict(state["actor_step"])
         self.critic_step.load_state_dict(state["critic_step"])
-        self.generator.set_state(state["generator"])
-        self.tally.unfinished = state["unfinished"].to(self.device)
+        self.generator.set_state(distributed.own(state["generator"], dim=0))
+        self.tally.unfinished = distributed.own(state["unfinished"], dim=1).to(self.device)
 
     def warm_start(self, state: dict) -> None:
         """Take weights and temperature of another run; the rest begins anew.
@@ -332,9 +342,11 @@ class SAC:
             text = " ".join(str(error).split())
             raise ValueError(f"cannot start from a run with other networks: {text}") from None
 
-    def _noise(self, rows: int) -> Tensor:
-        shape = (rows, self.spec.action_size)
-        return torch.randn(shape, generator=self.generator, device=self.device)
+    def _noise(self, rows: int, *lead: int) -> Tensor:
+        """Standard normal (*lead, rows, A), this process's part of what is drawn for all."""
+        shape = (*lead, rows * distributed.world_size(), self.spec.action_size)
+        noise = torch.randn(shape, generator=self.generator, device=self.device)
+        return distributed.own(noise, dim=-2)
 
     def _critic_objective(
         self, critic, obs, action, reward, discount, next_obs, next_critic_obs, noise
@@ -384,34 +396,36 @@ def train(
     """
     run = Run() if run is None else run
     sac = SAC(config, env.spec, env.device)
-    replay = sac.make_replay()
+    replay, steps = sac.make_replay(), config.total_steps // distributed.world_size()
     if initial := run.initial(env.spec):
         sac.warm_start(initial)
-    run.start(METRICS, config, env, "sac", replay.nbytes_after(config.total_steps))
+    run.start(METRICS, config, env, "sac", replay.nbytes_after(steps))
     step = 0
     if saved := run.restore():
         step = saved["step"]
         sac.load_state_dict(saved["learner"])
         replay.load_state_dict(saved["replay"])
         env.load_state_dict(saved["env"])
-    obs, num_envs = env.observe(), env.spec.num_envs
+    obs, num_envs = env.observe(), sac.spec.num_envs
     while step < config.total_steps and not run.stopping(step):
-        began, update_s, stats, first = time.perf_counter(), 0.0, [], step
+        began, update_s, stats, faults, first = time.perf_counter(), 0.0, [], [], step
         while step < min(first + LOG_EVERY, config.total_steps):
             action = sac.act(obs) if step >= config.warmup_steps else sac.act_randomly()
             result = env.step(action)
             replay.add(obs, action, result)
             sac.tally.add(result)
             obs, step = result.obs, step + num_envs
-            for fault in result.info.faults:
-                run.report_fault(step, fault)
+            faults += [(step, fault) for fault in result.info.faults]
             stepped = time.perf_counter()
             due = (step - num_envs, step, config.warmup_steps, config.updates_per_step)
             for _ in range(updates_due(*due)):
-                batch = replay.sample(config.batch_size, sac.generator, gamma=config.gamma)
-                stats.append(sac.update(batch))
+                drawn = distributed.own(replay.draw(config.batch_size, sac.generator), dim=0)
+                stats.append(sac.update(replay.gather(drawn, gamma=config.gamma)))
             update_s += time.perf_counter() - stepped
-        metrics = {**sac.tally.flush(), "replay/size": len(replay)}
+        for at, fault in faults_of_all_ranks(faults, sac.num_envs):
+            run.report_fault(at, fault)
+        size = int(distributed.total(torch.tensor(len(replay))))
+        metrics = {**sac.tally.flush(), "replay/size": size}
         if stats:
             try:
                 metrics |= sac.figures(stats)

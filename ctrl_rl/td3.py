@@ -21,6 +21,9 @@ Deviations from the paper, each with its reason:
 3. The critics read the action scaled to -1..1, and the group "critic" where there is one.
 4. Weights start orthogonal (`ctrl_rl.networks.MLP`).
 
+In a group of processes each has a replay of its own environments and draws its part of every
+minibatch from it; gradients are those of all parts: see `ctrl_rl.distributed`.
+
 Tensors: environments (N, ...), minibatch (B, ...), critics first (2, B). `docs/algorithms/td3.md`
 explains every logged key.
 
@@ -36,13 +39,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ctrl_rl import distributed
 from ctrl_rl.buffers import Batch, ReplayBuffer, updates_due
 from ctrl_rl.compiled import Diverged, MinibatchStep, pays
 from ctrl_rl.distributions import squash
 from ctrl_rl.env import Obs, VecEnv
 from ctrl_rl.networks import ACTIVATIONS, MLP, QEnsemble, action_bounds
 from ctrl_rl.policy import Policy
-from ctrl_rl.rollout import Tally
+from ctrl_rl.rollout import Tally, faults_of_all_ranks
 from ctrl_rl.runs import Run
 from ctrl_rl.spec import EnvSpec
 
@@ -177,7 +181,7 @@ class TD3:
 
     Args:
         config: settings.
-        spec: the environment's contract.
+        spec: the environment's contract; of this process's environments, in a group of them.
         device: torch device of networks and data.
 
     Raises:
@@ -185,7 +189,12 @@ class TD3:
     """
 
     def __init__(self, config: TD3Config, spec: EnvSpec, device: torch.device | str) -> None:
+        num_envs, spec = spec.num_envs, distributed.whole(spec)
         self.config, self.spec, self.device = config, spec, torch.device(device)
+        self.num_envs, self.batch_size = (
+            num_envs,
+            distributed.share(config.batch_size, "samples")[0],
+        )
         low, high = action_bounds(spec, "td3")
         start = torch.Generator().manual_seed(config.seed)
         self.generator = torch.Generator(self.device).manual_seed(config.seed + 1)
@@ -199,7 +208,7 @@ class TD3:
         self.noise_std = config.exploration_noise * (self.actor.high - self.actor.low) / 2
         updates = int(config.updates_per_step * config.total_steps)
         compiled = config.compile == "on" or (
-            config.compile == "auto" and pays(updates, config.batch_size, config.hidden)
+            config.compile == "auto" and pays(updates, self.batch_size, config.hidden)
         )
         step = lambda module, objective: MinibatchStep(  # noqa: E731
             module, objective, config.learning_rate, None, None, compiled, 1e-8, check_each=False
@@ -209,13 +218,13 @@ class TD3:
         self._targets = [*self.target_critic.parameters(), *self.target_actor.parameters()]
         self._sources = [*self.critic.parameters(), *self.actor.parameters()]
         self.updates = 0
-        self.tally = Tally(spec.num_envs, self.device)
+        self.tally = Tally(num_envs, self.device)
 
     def make_replay(self) -> ReplayBuffer:
         """An empty buffer for what this learner reads."""
         sizes = {g: self.spec.obs_size(g) for g in dict.fromkeys(("actor", self.critic_group))}
-        size = self.config.buffer_size
-        return ReplayBuffer(size, self.spec.num_envs, sizes, self.spec.action_size, self.device)
+        size = self.config.buffer_size // distributed.world_size()
+        return ReplayBuffer(size, self.num_envs, sizes, self.spec.action_size, self.device)
 
     @torch.no_grad()
     def act(self, obs: Obs) -> Tensor:
@@ -228,6 +237,7 @@ class TD3:
         """An action (N, A) uniform within the bounds."""
         shape = (self.spec.num_envs, self.spec.action_size)
         x = torch.rand(shape, generator=self.generator, device=self.device)
+        x = distributed.own(x, dim=0)
         return torch.lerp(self.actor.low, self.actor.high, x)
 
     def update(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
@@ -291,8 +301,8 @@ class TD3:
                 "actor_step": self.actor_step.state_dict(),
                 "critic_step": self.critic_step.state_dict(),
                 "updates": self.updates,
-                "generator": self.generator.get_state(),
-                "unfinished": self.tally.unfinished,
+                "generator": distributed.concatenated(self.generator.get_state(), dim=0),
+                "unfinished": distributed.concatenated(self.tally.unfinished, dim=1),
             }
         )
 
@@ -302,8 +312,8 @@ class TD3:
         self.actor_step.load_state_dict(state["actor_step"])
         self.critic_step.load_state_dict(state["critic_step"])
         self.updates = state["updates"]
-        self.generator.set_state(state["generator"])
-        self.tally.unfinished = state["unfinished"].to(self.device)
+        self.generator.set_state(distributed.own(state["generator"], dim=0))
+        self.tally.unfinished = distributed.own(state["unfinished"], dim=1).to(self.device)
 
     def warm_start(self, state: dict) -> None:
         """Take the weights of another run; the rest begins anew.
@@ -318,9 +328,11 @@ class TD3:
             text = " ".join(str(error).split())
             raise ValueError(f"cannot start from a run with other networks: {text}") from None
 
-    def _noise(self, rows: int) -> Tensor:
-        shape = (rows, self.spec.action_size)
-        return torch.randn(shape, generator=self.generator, device=self.device)
+    def _noise(self, rows: int, *lead: int) -> Tensor:
+        """Standard normal (*lead, rows, A), this process's part of what is drawn for all."""
+        shape = (*lead, rows * distributed.world_size(), self.spec.action_size)
+        noise = torch.randn(shape, generator=self.generator, device=self.device)
+        return distributed.own(noise, dim=-2)
 
     def _critic_objective(
         self, critic, obs, action, reward, discount, next_obs, next_critic_obs, noise
@@ -362,34 +374,36 @@ def train(
     """
     run = Run() if run is None else run
     td3 = TD3(config, env.spec, env.device)
-    replay = td3.make_replay()
+    replay, steps = td3.make_replay(), config.total_steps // distributed.world_size()
     if initial := run.initial(env.spec):
         td3.warm_start(initial)
-    run.start(METRICS, config, env, "td3", replay.nbytes_after(config.total_steps))
+    run.start(METRICS, config, env, "td3", replay.nbytes_after(steps))
     step = 0
     if saved := run.restore():
         step = saved["step"]
         td3.load_state_dict(saved["learner"])
         replay.load_state_dict(saved["replay"])
         env.load_state_dict(saved["env"])
-    obs, num_envs = env.observe(), env.spec.num_envs
+    obs, num_envs = env.observe(), td3.spec.num_envs
     while step < config.total_steps and not run.stopping(step):
-        began, update_s, stats, first = time.perf_counter(), 0.0, [], step
+        began, update_s, stats, faults, first = time.perf_counter(), 0.0, [], [], step
         while step < min(first + LOG_EVERY, config.total_steps):
             action = td3.act(obs) if step >= config.warmup_steps else td3.act_randomly()
             result = env.step(action)
             replay.add(obs, action, result)
             td3.tally.add(result)
             obs, step = result.obs, step + num_envs
-            for fault in result.info.faults:
-                run.report_fault(step, fault)
+            faults += [(step, fault) for fault in result.info.faults]
             stepped = time.perf_counter()
             due = (step - num_envs, step, config.warmup_steps, config.updates_per_step)
             for _ in range(updates_due(*due)):
-                batch = replay.sample(config.batch_size, td3.generator, gamma=config.gamma)
-                stats.append(td3.update(batch))
+                drawn = distributed.own(replay.draw(config.batch_size, td3.generator), dim=0)
+                stats.append(td3.update(replay.gather(drawn, gamma=config.gamma)))
             update_s += time.perf_counter() - stepped
-        metrics = {**td3.tally.flush(), "replay/size": len(replay)}
+        for at, fault in faults_of_all_ranks(faults, td3.num_envs):
+            run.report_fault(at, fault)
+        size = int(distributed.total(torch.tensor(len(replay))))
+        metrics = {**td3.tally.flush(), "replay/size": size}
         if stats:
             try:
                 metrics |= td3.figures(stats)

@@ -36,6 +36,8 @@ def faults_of_command(words: list[str]) -> list[str]:
     name = words[0].removeprefix(".venv/bin/")
     if name == "ctrl-rl":
         return faults_of_ctrl_rl(words[1:])
+    if name == "torchrun":
+        return faults_of_ctrl_rl(words[words.index("ctrl_rl.cli") + 1 :])
     if name == "make":
         targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         return [f"make has no target {w}" for w in words[1:] if "=" not in w and w not in targets]

@@ -3,10 +3,13 @@
 TASK stands first; `--algo NAME` picks the algorithm, ppo if not given. Flags without a prefix are
 the same for every task and algorithm; `--algo.X` are the algorithm's and `--task.X` the task's,
 whose presets for the algorithm are the defaults. With `--resume RUN` the saved settings are.
+
+`torchrun --nproc-per-node 2 -m ctrl_rl.cli train TASK` shares the environments between processes.
 """
 
 import dataclasses
 import datetime
+import os
 import typing
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,15 +26,15 @@ class RunFlags:
     stop_after: int | None = None
     """Leave with a checkpoint once this many env steps are done; --resume goes on."""
     num_envs: int = 64
-    """Parallel environments N."""
+    """Parallel environments N; torchrun's processes share them equally."""
     seed: int = 0
     """Decides every random draw."""
     backend: str | None = None
     """Simulator; None for the task's first."""
     device: str = "cpu"
-    """Torch device of networks and data, "cpu" or "cuda"."""
+    """Torch device of networks and data, "cpu" or "cuda"; one GPU for each process."""
     threads: int = 0
-    """Threads of the simulator; 0 for all cores."""
+    """Threads of the simulator in each process; 0 for all cores, shared between them."""
     torch_threads: int = 1
     """Threads of torch; small networks are fastest on one."""
     run_dir: Path | None = None
@@ -74,16 +77,27 @@ class Plan:
 
 def main(argv: list[str]) -> dict:
     """Train, evaluate, draw the curves, record a video and write the report."""
-    plan = read_plan(argv)
+    if "RANK" not in os.environ:  # torchrun sets it
+        return carry_out(read_plan(argv))
+    from ctrl_rl import distributed
+
+    with distributed.joined():
+        return carry_out(read_plan(argv))
+
+
+def carry_out(plan: Plan) -> dict:
+    """Do what was asked for; in a group of processes rank 0 alone evaluates and reports."""
     flags = plan.flags
 
     import torch
 
     torch.set_num_threads(flags.torch_threads)
+    from ctrl_rl import distributed
     from ctrl_rl.making import make
     from ctrl_rl.runs import Run
 
-    env = build(plan, make, flags.num_envs, plan.task_config, flags.seed)
+    num_envs, first_index = distributed.share(flags.num_envs)
+    env = build(plan, make, num_envs, plan.task_config, flags.seed, first_index)
     run = Run(
         plan.folder,
         eval_every=flags.eval_every,
@@ -97,12 +111,14 @@ def main(argv: list[str]) -> dict:
             if k not in LIVE
         },
     )
-    judge = Judge(plan, make)
+    judge = Judge(plan, make) if distributed.rank() == 0 else None
     try:
         registry.load("algos", plan.algo).train(plan.algo_config, env, run, judge)
     finally:
         run.close()
         env.close()
+    if judge is None:
+        raise SystemExit(0)
     return finish(plan, run, judge)
 
 
@@ -136,16 +152,19 @@ class Judge:
         return self.result.log()
 
 
-def build(plan: Plan, make, num_envs: int, config, seed: int):
+def build(plan: Plan, make, num_envs: int, config, seed: int, first_index: int = 0):
     """Environments of the plan's task."""
+    from ctrl_rl import distributed
+
     flags = plan.flags
     return make(
         plan.task,
         num_envs,
         backend=flags.backend,
-        device=flags.device,
+        device=distributed.local_device(flags.device),
         seed=seed,
-        threads=flags.threads,
+        first_index=first_index,
+        threads=distributed.local_threads(flags.threads),
         config=config,
     )
 
