@@ -14,7 +14,10 @@ from typing import Any
 
 GROUPS = ("tasks", "algos", "policies", "commands")
 
-ALGOS = {"ppo": "ctrl_rl.ppo:"}
+ALGOS = {
+    "ppo": "ctrl_rl.ppo:",
+    "recurrent_ppo": "ctrl_rl.recurrent_ppo:",
+}
 """This package's algorithms. A module with `<NAME>Config`, `METRICS` and `train`."""
 
 COMMANDS = {
