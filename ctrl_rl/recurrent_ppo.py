@@ -23,8 +23,9 @@ What is particular:
 
 The deviations of `ctrl_rl.ppo` from its paper hold here too, but there is no compiled update.
 
-Tensors: roll-out (T, N, ...), time first; state (C, N, H), see `RecurrentNet`; minibatch (S, ...)
-in the order of `ctrl_rl.rollout.Pieces`. `docs/algorithms/recurrent_ppo.md` explains every logged key.
+Tensors: roll-out (T, N, ...), time first; state (C, N, H), see `ctrl_rl.networks.RecurrentNet`;
+minibatch (S, ...) in the order of `ctrl_rl.rollout.Pieces`. `docs/algorithms/recurrent_ppo.md`
+explains every logged key.
 
 Reading order: `RecurrentPPOConfig` -> loss -> `Networks` -> `RecurrentPPO` -> `train`.
 """
