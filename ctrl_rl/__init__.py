@@ -7,7 +7,18 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what `__getattr__` finds, for editors and type checkers
-    from ctrl_rl import env, evaluation, policy, ppo, random, registry, runs, spec
+    from ctrl_rl import (
+        env,
+        evaluation,
+        multi_critic_ppo,
+        policy,
+        ppo,
+        random,
+        recurrent_ppo,
+        registry,
+        runs,
+        spec,
+    )
     from ctrl_rl.env_check import check_env
     from ctrl_rl.evaluation import evaluate
     from ctrl_rl.making import make, preset
@@ -24,7 +35,18 @@ _LAZY = {
     "load_policy": "ctrl_rl.policy",
     "Run": "ctrl_rl.runs",
 }
-_MODULES = ("spec", "env", "random", "ppo", "evaluation", "policy", "runs", "registry")
+_MODULES = (
+    "spec",
+    "env",
+    "random",
+    "ppo",
+    "recurrent_ppo",
+    "multi_critic_ppo",
+    "evaluation",
+    "policy",
+    "runs",
+    "registry",
+)
 
 __all__ = [
     "Run",
@@ -34,10 +56,12 @@ __all__ = [
     "evaluation",
     "load_policy",
     "make",
+    "multi_critic_ppo",
     "policy",
     "ppo",
     "preset",
     "random",
+    "recurrent_ppo",
     "registry",
     "runs",
     "spec",

@@ -17,6 +17,7 @@ GROUPS = ("tasks", "algos", "policies", "commands")
 ALGOS = {
     "ppo": "ctrl_rl.ppo:",
     "recurrent_ppo": "ctrl_rl.recurrent_ppo:",
+    "multi_critic_ppo": "ctrl_rl.multi_critic_ppo:",
 }
 """This package's algorithms. A module with `<NAME>Config`, `METRICS` and `train`."""
 

@@ -53,7 +53,13 @@ class Pendulum(TaskEnv):
     id = "Pendulum-v0"
     Config = PendulumConfig
     backends = ("torch",)
-    presets = {"ppo": {}}
+    presets = {
+        "ppo": {},
+        "multi_critic_ppo": {
+            "reward_groups": {"upright": ("angle", "speed"), "effort": ("torque",)},
+            "group_weights": {"effort": 0.1},
+        },
+    }
 
     def make_sim(self, backend, device, threads):
         """Closed form, gymnasium's integrator."""
