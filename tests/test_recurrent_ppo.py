@@ -63,7 +63,16 @@ class Recall(Probe):
         return {"end": self.step_count == 4}
 
 
-class Choice(Counter):
+class Seen(Counter):
+    """Counts from 1, because an observation of 0 leaves a state of 0 as it is."""
+
+    id = "Probe-Seen-v0"
+
+    def observe_terms(self, rows):
+        return {k: v + 1 for k, v in super().observe_terms(rows).items()}
+
+
+class Choice(Seen):
     """Counts its steps, with a choice of three for an action."""
 
     id = "Probe-Choice-v0"
@@ -170,7 +179,7 @@ def test_replay_equals_one_step_after_the_other(cell):
 
 @CELLS
 def test_the_state_is_zero_before_the_first_observation_and_only_there(cell):
-    env = Counter(num_envs=4)  # cut after 3 steps
+    env = Seen(num_envs=4)  # cut after 3 steps
     ppo, seen = learner(env, small(cell=cell, num_steps=7)), []
     net = ppo.networks.actor
     net.register_forward_pre_hook(lambda _, args: seen.append(args[1].clone()))
@@ -181,7 +190,7 @@ def test_the_state_is_zero_before_the_first_observation_and_only_there(cell):
     assert [not s.any() for s in seen[7:]] == [False, False, True, False, False, True, False]
 
 
-class Ragged(Counter):
+class Ragged(Seen):
     """Counts, and row i terminates after i + 1 steps; row 3 is cut after 3."""
 
     id = "Probe-Ragged-v0"
@@ -287,7 +296,7 @@ def test_an_update_moves_every_weight(cell):
 
 def test_minibatches_are_whole_rows_and_each_comes_once_per_epoch():
     env = Ragged(num_envs=6)
-    ppo = learner(env, small(num_minibatches=3, num_epochs=2))
+    ppo = learner(env, small(num_minibatches=3, num_epochs=2, initial_std=0.1))
     rollout, seen = roll(ppo, env), []
     step = ppo.step
     ppo.step = lambda *batch: (seen.append(batch), step(*batch))[1]
@@ -393,7 +402,7 @@ def test_the_policy_section_is_the_policy(cell):
 @CELLS
 def test_memory_belongs_to_rows_until_reset(cell):
     env = Counter(num_envs=3)
-    policy = Policy.from_section(learner(env, small(cell=cell)).policy_section())
+    policy = Policy.from_section(learner(env, small(cell=cell, num_minibatches=1)).policy_section())
     policy.module.net.mlp.layers[-1].weight.mul_(100)
     x = torch.tensor([[1.0], [1.0], [1.0]])
     first = policy(x)
@@ -419,7 +428,7 @@ def test_memory_belongs_to_rows_until_reset(cell):
 
 def test_samples_remember_too():
     env = Counter(num_envs=3)
-    policy = Policy.from_section(learner(env).policy_section())
+    policy = Policy.from_section(learner(env, small(num_minibatches=1)).policy_section())
     policy.module.net.mlp.layers[-1].weight.mul_(100)
     x = torch.ones(3, 1)
     mean = [policy(x), policy(x)][1]
@@ -519,7 +528,7 @@ def test_without_memory_the_cue_is_lost():
 
 
 def test_faulty_rows_begin_anew():
-    env = Counter(num_envs=2)
+    env = Seen(num_envs=2)
     ppo = learner(env, small(num_steps=2))
     action = torch.tensor([[0.0], [torch.nan]])
 
