@@ -101,6 +101,7 @@ class PolicyModule(nn.Module):
 
     def start(self, num_rows: int) -> Tensor:
         """The state of a policy with memory before the first observation, (C, num_rows, H)."""
+        assert isinstance(self.net, RecurrentNet)
         return self.net.start(num_rows, next(self.net.parameters()).device)
 
     def forward(self, obs: Tensor, *state: Tensor):

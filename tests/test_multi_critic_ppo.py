@@ -1,6 +1,7 @@
 """PPO with several critics: arithmetic of groups, equality with PPO, what groups are for."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from probes import AgeReward, ConstantReward, FollowSignal, LastStepReward, Prob
 from test_ppo import differing, pendulum, slope
 
 from ctrl_rl import multi_critic_ppo, ppo
+from ctrl_rl.commands.train import read_plan, rebuild
 from ctrl_rl.multi_critic_ppo import (
     METRICS,
     MultiCriticPPO,
@@ -102,6 +104,18 @@ def test_training_refuses_before_it_writes_and_leaves_the_environment_alone(tmp_
     with pytest.raises(ValueError, match="leaves out: speed, torque"):
         train(config, env, Run(tmp_path / "run", console=False))
     assert not list((tmp_path / "run").glob("*"))
+
+
+def test_groups_come_from_the_preset_and_flags_change_them():
+    words = ["Pendulum-v0", "--algo", "multi_critic_ppo", "--algo.group-weights.effort", "0.2"]
+    config = read_plan([*words, "--algo.reward-groups.upright", "speed", "angle"]).algo_config
+    assert config.reward_groups == {"upright": ("speed", "angle"), "effort": ("torque",)}
+    assert config.group_weights == {"effort": 0.2}
+    check_groups(config.reward_groups, term_names(pendulum()), "Pendulum-v0")
+    saved = json.loads(json.dumps(dataclasses.asdict(config)))
+    assert rebuild(MultiCriticPPOConfig, saved) == config
+    with pytest.raises(ValueError, match="group-weights.efort"):
+        read_plan([*words, "--algo.group-weights.efort", "1"])
 
 
 def test_config_refuses_nonsense():

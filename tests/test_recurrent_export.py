@@ -213,7 +213,7 @@ def test_an_emergency_stop_empties_the_memory(robot_file):
         return [0.5, 0.0]
 
     run(bench, controller, guard, command, 0.2, clock=clock, sleep=clock.sleep)
-    assert len(states) == 4  # at 0, 0.02, 0.04 and 0.06 s, then the policy waits
+    assert len(states) == 3  # at 0.02, 0.04 and 0.06 s, then the policy waits
     assert states[0] is None and all(np.abs(s).max() > 0.01 for s in states[1:])
     assert not state_of(controller).any()
 
