@@ -7,7 +7,20 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what `__getattr__` finds, for editors and type checkers
-    from ctrl_rl import env, evaluation, policy, ppo, random, registry, runs, sac, spec, td3
+    from ctrl_rl import (
+        env,
+        evaluation,
+        multi_critic_ppo,
+        policy,
+        ppo,
+        random,
+        recurrent_ppo,
+        registry,
+        runs,
+        sac,
+        spec,
+        td3,
+    )
     from ctrl_rl.env_check import check_env
     from ctrl_rl.evaluation import evaluate
     from ctrl_rl.making import make, preset
@@ -26,7 +39,7 @@ _LAZY = {
 }
 _MODULES = (
     *("spec", "env", "random", "evaluation", "policy", "runs", "registry"),
-    *("ppo", "sac", "td3"),
+    *("ppo", "recurrent_ppo", "multi_critic_ppo", "sac", "td3"),
 )
 
 __all__ = [
@@ -37,10 +50,12 @@ __all__ = [
     "evaluation",
     "load_policy",
     "make",
+    "multi_critic_ppo",
     "policy",
     "ppo",
     "preset",
     "random",
+    "recurrent_ppo",
     "registry",
     "runs",
     "sac",

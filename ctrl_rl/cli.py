@@ -84,7 +84,8 @@ def parse(cls, argv: list[str], prog: str, default=None, description: str | None
     flags = _flags(cls)
     for word in argv:
         flag = word.split("=")[0]
-        if flag.startswith("--") and flag.replace("_", "-") not in (*flags, "--help", "--"):
+        names = {flag.replace("_", "-"), flag.rpartition(".")[0].replace("_", "-")}  # or a dict's
+        if flag.startswith("--") and not names & {*flags, "--help", "--"}:
             raise UsageError(f"unknown flag {flag}{_nearest_flag(flag, flags)}")
     error = io.StringIO()
     keywords = {} if default is None else {"default": default}

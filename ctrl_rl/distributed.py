@@ -80,6 +80,16 @@ def world_size() -> int:
     return dist.get_world_size() if _in_group() else 1
 
 
+def refuse_group(learner: str) -> None:
+    """Refuse torchrun for a learner that does not share its work.
+
+    Raises:
+        ValueError: there are several processes.
+    """
+    if world_size() > 1:
+        raise ValueError(f"{learner} trains in one process; start it without torchrun")
+
+
 def _in_group() -> bool:
     return dist.is_available() and dist.is_initialized()
 

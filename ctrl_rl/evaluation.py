@@ -85,7 +85,7 @@ def evaluate(
     """Play episodes and measure.
 
     Args:
-        policy: as `load_policy` gives it. Its statistics do not change.
+        policy: as `load_policy` gives it. Its statistics do not change; its memory begins anew.
         env: environments of evaluation's own; they are reset first.
         episodes: K.
         deterministic: play the mean action; otherwise sample as in training.
@@ -108,6 +108,7 @@ def evaluate(
     running: dict[str, Tensor] = {}  # sums over the steps of each row's present episode
     table: dict[str, Tensor] = {}  # (N, per_env) values of finished episodes
     obs = env.reset()
+    policy.reset()
     while (played < per_env).any():
         action = policy(obs) if deterministic else policy.sample(obs, generator)
         step = env.step(action.to(env.device))

@@ -1,21 +1,23 @@
 """A trained policy: observation in, action out, in the units `step` takes.
 
 A *policy section* is the part of a checkpoint that describes it completely, in tensors and plain
-values (`MLP` is `ctrl_rl.networks.MLP`):
+values (`ctrl_rl.networks.MLP`, or `ctrl_rl.memory.RecurrentNet` with "gru" and "lstm"):
 
     {"format": 1, "kind": one of `KINDS`, "spec": EnvSpec as JSON,
      "group": "actor", "hidden": [128, 128], "activation": "elu",
+     "memory_size": 64, only with "gru" and "lstm",
      "normalizer": {"mean", "var", "count", "clip", "epsilon"} | None,
      "bound": "clip" | "tanh" | "none", "weights": {"layers.0.weight": ...},
      "limits": {"low", "high"} (A,), only of a policy with bounds where the spec has none}
 
     kind                     the network gives             sampled with            bound
-    "gaussian_mlp"           mean (A,)                     "log_std" (A,)          clip, none
+    "gaussian_*"             mean (A,)                     "log_std" (A,)          clip, none
+    "categorical_*"          logits (n,)                   softmax                 none
     "squashed_gaussian_mlp"  mean and log_std (2 A,)       log_std                 tanh
     "deterministic_mlp"      action before tanh (A,)       "noise_std" (A,)        tanh
-    "categorical_mlp"        logits (n,)                   softmax                 none
 
-"tanh" stretches to the bounds of each dimension (`ctrl_rl.distributions.squash`).
+* is mlp, gru or lstm. "tanh" stretches to the bounds of each dimension
+(`ctrl_rl.distributions.squash`).
 
 The observation statistics travel with the weights: a section without the key is refused, so that
 a policy is never run on unscaled input by accident; `None` says that it was trained without.
@@ -23,7 +25,7 @@ a policy is never run on unscaled input by accident; `None` says that it was tra
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -32,6 +34,7 @@ from torch import Tensor, nn
 from ctrl_rl.checkpoints import load_checkpoint
 from ctrl_rl.distributions import squash
 from ctrl_rl.env import Obs
+from ctrl_rl.memory import CELLS, RecurrentNet
 from ctrl_rl.networks import MLP
 from ctrl_rl.normalize import Normalizer
 from ctrl_rl.runs import find_checkpoint
@@ -40,7 +43,12 @@ from ctrl_rl.spec import Discrete, EnvSpec, spec_differences
 FORMAT = 1
 """Version of the policy section; another one is refused."""
 
-KINDS = ("gaussian_mlp", "squashed_gaussian_mlp", "deterministic_mlp", "categorical_mlp")
+SQUASHED = ("squashed_gaussian_mlp", "deterministic_mlp")
+
+KINDS = (
+    *(f"{d}_{net}" for d in ("gaussian", "categorical") for net in ("mlp", *CELLS)),
+    *SQUASHED,
+)
 
 LOG_STD_RANGE = (-20.0, 2.0)
 """Bounds of what a network gives as log_std (code of Haarnoja et al., 2018)."""
@@ -61,7 +69,8 @@ _KEYS = (
 class PolicyModule(nn.Module):
     """Normaliser, network and bound in one graph: obs (N, d) float32 -> action, what is exported.
 
-    The action is (N, A) float32 within the spec's bounds, or (N,) int64 for `Discrete`.
+    The action is (N, A) float32 within the spec's bounds, or (N,) int64 for `Discrete`. A network
+    with memory also takes and gives a state for each of `states`, (1, N, H), zero at first.
     """
 
     low: Tensor
@@ -80,8 +89,14 @@ class PolicyModule(nn.Module):
             self.normalizer.load_state_dict({k: saved[k] for k in ("mean", "var", "count")})
         outputs = spec.action_size * (2 if self.kind == "squashed_gaussian_mlp" else 1)
         sizes = (width, *section["hidden"], outputs)
+        cell = self.kind.rpartition("_")[2]
+        self.states = {"gru": ("h",), "lstm": ("h", "c")}.get(cell, ())
         # A generator of its own: building a policy must not move the global one.
-        self.net = MLP(sizes, section["activation"], generator=torch.Generator())
+        rest = {"activation": section["activation"], "generator": torch.Generator()}
+        if self.states:
+            self.net = RecurrentNet(cell, section["memory_size"], sizes, **rest)
+        else:
+            self.net = MLP(sizes, **rest)
         self.net.load_state_dict(section["weights"])
         self.bounds, self.squashed = False, section["bound"] == "tanh"
         if section["bound"] != "none" and not isinstance(spec.action, Discrete):
@@ -93,9 +108,25 @@ class PolicyModule(nn.Module):
             self.register_buffer("low", low)
             self.register_buffer("high", high)
 
-    def head(self, obs: Tensor) -> Tensor:
-        """The network's output, see the module's table."""
-        return self.net(obs if self.normalizer is None else self.normalizer(obs))
+    def head(self, obs: Tensor, *state: Tensor):
+        """The network's output, see the module's table.
+
+        With memory, that and the state after it (C, N, H).
+        """
+        return self.net(obs if self.normalizer is None else self.normalizer(obs), *state)
+
+    def decide(self, head: Tensor) -> Tensor:
+        """The deterministic action for the network's output."""
+        return head.argmax(-1) if self.discrete else self.bound(head[:, : self.action_size])
+
+    def sample(self, head: Tensor, noise: Tensor, std: Tensor | None) -> Tensor:
+        """An action as during training, from the network's output and normal noise (N, A)."""
+        if self.kind == "squashed_gaussian_mlp":
+            mean, log_std = head.chunk(2, -1)
+            return self.bound(mean + log_std.clamp(*LOG_STD_RANGE).exp() * noise)
+        if self.kind == "deterministic_mlp":
+            return torch.clamp(self.bound(head) + std * noise, self.low, self.high)
+        return self.bound(head + std * noise)
 
     def bound(self, action: Tensor) -> Tensor:
         """Clip or squash to the spec's bounds, as the policy was trained."""
@@ -103,20 +134,61 @@ class PolicyModule(nn.Module):
             return squash(action, self.low, self.high)
         return torch.clamp(action, self.low, self.high) if self.bounds else action
 
-    def forward(self, obs: Tensor) -> Tensor:
-        """The deterministic action."""
-        out = self.head(obs)
-        return out.argmax(-1) if self.discrete else self.bound(out[:, : self.action_size])
+    def start(self, num_rows: int) -> Tensor:
+        """The state of a policy with memory before the first observation, (C, num_rows, H)."""
+        assert isinstance(self.net, RecurrentNet)
+        return self.net.start(num_rows, next(self.net.parameters()).device)
 
-    def sample(self, obs: Tensor, noise: Tensor, std: Tensor | None) -> Tensor:
-        """An action as during training, from standard normal noise (N, A)."""
-        out = self.head(obs)
-        if self.kind == "squashed_gaussian_mlp":
-            mean, log_std = out.chunk(2, -1)
-            return self.bound(mean + log_std.clamp(*LOG_STD_RANGE).exp() * noise)
-        if self.kind == "deterministic_mlp":
-            return torch.clamp(self.bound(out) + std * noise, self.low, self.high)
-        return self.bound(out + std * noise)
+    def forward(self, obs: Tensor, *state: Tensor):
+        """The deterministic action; with memory, the action and the states after it."""
+        if not self.states:
+            return self.decide(self.head(obs))
+        head, after = self.head(obs, torch.cat(state))
+        return self.decide(head), *after.split(1)
+
+
+class Memory:
+    """What a recurrent policy remembers of each row: a state (C, N, H), zero at first.
+
+    Args:
+        start: `start(N)` gives the state of N new episodes; N is that of the first observation.
+    """
+
+    def __init__(self, start: Callable[[int], Tensor]) -> None:
+        self.start = start
+        self.state: Tensor | None = None
+
+    def read(self, num_rows: int) -> Tensor:
+        """The state (C, num_rows, H).
+
+        Raises:
+            ValueError: the rows are not those of the observations before.
+        """
+        if self.state is None:
+            self.state = self.start(num_rows)
+        if self.state.shape[1] != num_rows:
+            raise ValueError(
+                f"the policy remembers {self.state.shape[1]} rows, the observation has "
+                f"{num_rows}; policy.reset() begins anew"
+            )
+        return self.state
+
+    def reset(self, rows: Tensor | None) -> None:
+        """Zero the state of some rows; None forgets all of them, and how many there were.
+
+        Raises:
+            ValueError: rows that are neither flags (N,) bool nor row numbers. Numbers that repeat
+                are refused: they are a mask of 0 and 1.
+        """
+        if rows is None or self.state is None:
+            self.state = None
+            return
+        if rows.dtype not in (torch.bool, torch.int64) or rows.ndim != 1:
+            raise ValueError(f"rows must be bool flags or int64 numbers, not {rows.dtype}")
+        if rows.dtype == torch.int64 and len(rows.unique()) != len(rows):
+            raise ValueError("row numbers repeat; a mask of rows must be bool")
+        self.state = self.state.clone()
+        self.state[:, rows.to(self.state.device)] = 0.0
 
 
 class Policy:
@@ -145,7 +217,7 @@ class Policy:
         self.spec = EnvSpec.from_json(section["spec"])
         self.group = section["group"]
         discrete = isinstance(self.spec.action, Discrete)
-        if discrete != (section["kind"] == "categorical_mlp"):
+        if discrete != section["kind"].startswith("categorical"):
             raise ValueError(f"a {section['kind']} policy cannot act in {self.spec.task}")
         self.device = torch.device(device or next(iter(section["weights"].values())).device)
         try:
@@ -153,13 +225,14 @@ class Policy:
         except RuntimeError as error:
             raise ValueError(f"weights or statistics do not fit: {_one_line(error)}") from None
         self.module.to(self.device).eval().requires_grad_(False)
-        if (section["bound"] == "tanh") != (section["kind"] in KINDS[1:3]):
+        if (section["bound"] == "tanh") != (section["kind"] in SQUASHED):
             raise ValueError(f"a {section['kind']} policy cannot have bound {section['bound']!r}")
         self._std = None
-        if section["kind"] == "gaussian_mlp":
+        if section["kind"].startswith("gaussian"):
             self._std = section["log_std"].to(self.device).exp()
         elif section["kind"] == "deterministic_mlp":
             self._std = section["noise_std"].to(self.device)
+        self._memory = Memory(self.module.start) if self.module.states else None
 
     @classmethod
     def from_section(cls, section: dict, device=None) -> "Policy":
@@ -178,23 +251,40 @@ class Policy:
     def __call__(self, obs: Obs | Tensor) -> Tensor:
         """The deterministic action for obs (N, d), or for a dict that holds it.
 
+        A policy with memory remembers what it saw in each row until `reset`.
+
         Raises:
-            ValueError: group or width is not what the policy was trained on.
+            ValueError: group or width is not what the policy was trained on, or N is not that of
+                the observations a policy with memory saw before.
         """
-        return self.module(read_group(obs, self.spec, self.group).to(self.device))
+        return self.module.decide(self._head(obs))
 
     @torch.no_grad()
     def sample(self, obs: Obs | Tensor, generator: torch.Generator | None = None) -> Tensor:
         """A random action, as during training."""
-        x = read_group(obs, self.spec, self.group).to(self.device)
+        head = self._head(obs)
         if self.module.discrete:
-            return torch.multinomial(self.module.head(x).softmax(-1), 1, generator=generator)[:, 0]
-        shape = (len(x), self.spec.action_size)
+            return torch.multinomial(head.softmax(-1), 1, generator=generator)[:, 0]
+        shape = (len(head), self.spec.action_size)
         noise = torch.randn(shape, generator=generator, device=self.device)
-        return self.module.sample(x, noise, self._std)
+        return self.module.sample(head, noise, self._std)
 
     def reset(self, rows: Tensor | None = None) -> None:
-        """Forget the memory of rows whose episode ended; a feed-forward policy has none."""
+        """Forget what was seen in rows whose episode ended; a feed-forward policy has no memory.
+
+        Args:
+            rows: bool flags (N,), or row numbers; None for all rows, however many come next.
+        """
+        if self._memory is not None:
+            self._memory.reset(rows)
+
+    def _head(self, obs: Obs | Tensor) -> Tensor:
+        """The network's output, which memory takes part in and takes in."""
+        x = read_group(obs, self.spec, self.group).to(self.device)
+        if self._memory is None:
+            return self.module.head(x)
+        head, self._memory.state = self.module.head(x, self._memory.read(len(x)))
+        return head
 
 
 class OnnxPolicy:
@@ -228,18 +318,32 @@ class OnnxPolicy:
         self.card, self.spec = read_card(text, path)
         self.group = "actor"
         self.device = torch.device("cpu")
+        _, *states = self.session.get_inputs()
+        self._states = [s.name.removesuffix("_in") for s in states]
+        self._memory = None
+        if states:
+            size = states[0].shape[2]
+            self._memory = Memory(lambda num_rows: torch.zeros(len(states), num_rows, size))
 
     def __call__(self, obs: Obs | Tensor) -> Tensor:
         """As `Policy.__call__`; the result lies on the CPU."""
-        x = read_group(obs, self.spec, self.group).detach().cpu().float().numpy()
-        return torch.from_numpy(self.session.run(["actions"], {"obs": x})[0])
+        x = read_group(obs, self.spec, self.group).detach().cpu().float()
+        before = [] if self._memory is None else self._memory.read(len(x)).split(1)
+        feeds = {f"{s}_in": v.numpy() for s, v in zip(self._states, before, strict=True)}
+        names = ["actions", *(f"{s}_out" for s in self._states)]
+        action, *after = self.session.run(names, {"obs": x.numpy(), **feeds})
+        if self._memory is not None:
+            self._memory.state = torch.cat([torch.from_numpy(x) for x in after])
+        return torch.from_numpy(action)
 
     def sample(self, obs: Obs | Tensor, generator: torch.Generator | None = None) -> Tensor:
         """An exported policy has no noise to sample."""
         raise ValueError("an exported policy is deterministic: it has no noise to sample")
 
     def reset(self, rows: Tensor | None = None) -> None:
-        """A feed-forward policy has no memory."""
+        """As `Policy.reset`."""
+        if self._memory is not None:
+            self._memory.reset(rows)
 
 
 def read_card(text: str, path: Path) -> tuple[dict, EnvSpec]:

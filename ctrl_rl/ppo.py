@@ -271,7 +271,7 @@ class PPO:
             lambda networks, *batch: ppo_loss(networks, batch, config),
             config.learning_rate,
             config.max_grad_norm,
-            None if config.target_kl is None else partial(_adapt, config.target_kl),
+            None if config.target_kl is None else partial(adapt, config.target_kl),
             config.compile == "on"
             or (config.compile == "auto" and pays(updates, rows, config.hidden)),
         )
@@ -314,7 +314,7 @@ class PPO:
                 self._normalize(self.groups[1], rollout.obs[self.groups[1]]),
                 rollout.action,
                 self.networks.distribution(rollout.head).log_prob(rollout.action),
-                _standardized(advantage),
+                standardized(advantage),
                 value_target,
             ]
             columns = [x.flatten(0, 1) for x in columns]
@@ -416,11 +416,12 @@ class PPO:
             normalizer.update(torch.cat([rollout.obs[group].flatten(0, 1), reached]))
 
 
-def _adapt(target_kl: float, learning_rate: Tensor, stats: Tensor) -> Tensor:
+def adapt(target_kl: float, learning_rate: Tensor, stats: Tensor) -> Tensor:
+    """`adapted_learning_rate` from the figures named by `STATS`."""
     return adapted_learning_rate(learning_rate, stats[STATS.index("policy/kl")], target_kl)
 
 
-def _standardized(advantage: Tensor) -> Tensor:
+def standardized(advantage: Tensor) -> Tensor:
     """Mean 0, deviation 1 over the iteration; all zero when all are equal.
 
     In float64, where equal numbers have a deviation of 0 and not of a rounding error.

@@ -14,7 +14,13 @@ from typing import Any
 
 GROUPS = ("tasks", "algos", "policies", "commands")
 
-ALGOS = {"ppo": "ctrl_rl.ppo:", "sac": "ctrl_rl.sac:", "td3": "ctrl_rl.td3:"}
+ALGOS = {
+    "ppo": "ctrl_rl.ppo:",
+    "recurrent_ppo": "ctrl_rl.recurrent_ppo:",
+    "multi_critic_ppo": "ctrl_rl.multi_critic_ppo:",
+    "sac": "ctrl_rl.sac:",
+    "td3": "ctrl_rl.td3:",
+}
 """This package's algorithms. A module with `<NAME>Config`, `METRICS` and `train`."""
 
 COMMANDS = {

@@ -37,6 +37,8 @@ class Rollout:
     """(E,) bool: the row ended by a fault, so that its successor was never seen"""
     faults: tuple[tuple[int, Fault], ...]
     """(t, fault) for each of them, t the step within the roll-out; of all ranks' environments"""
+    reward_terms: dict[str, Tensor]
+    """name -> (T, N): the weighted terms of `reward`, in the environment's order and dtype"""
 
     @property
     def ended(self) -> Tensor:
@@ -45,26 +47,32 @@ class Rollout:
 
 
 @torch.no_grad()
-def collect(act: Act, env: VecEnv, noise: Tensor) -> tuple[Rollout, dict[str, float]]:
+def collect(
+    act: Act, env: VecEnv, noise: Tensor, forget: Callable[[Tensor], None] | None = None
+) -> tuple[Rollout, dict[str, float]]:
     """Act for T steps from the environment's current state.
 
     Args:
         act: `act(obs, noise (N, A)) -> head (N, A), action`.
         env: the training environment.
         noise: (T, N, A), what `act` draws its actions from.
+        forget: of a policy with memory: told after each step which rows ended, (N,) bool, before
+            it reads the first observation of their next episode.
 
     Returns:
         The roll-out, and the mean per step of each reward term and task figure; in a group of
         processes that of all their environments.
     """
     obs = env.observe()
-    trace, ended_obs, faulty, infos, faults = [], [], [], [], []
+    trace, ended_obs, faulty, terms, figures, faults = [], [], [], [], [], []
     for t, step_noise in enumerate(noise):
         head, action = act(obs, step_noise)
         step = env.step(action)
         trace.append((obs, head, action, step.reward, step.terminated, step.truncated))
-        infos.append({f"reward/{k}": v for k, v in step.info.reward_terms.items()})
-        infos[-1].update({f"task/{k}": v for k, v in step.info.metrics.items()})
+        terms.append(step.info.reward_terms)
+        figures.append(step.info.metrics)
+        if forget is not None:
+            forget(step.terminated | step.truncated)
         if step.next_obs is not step.obs:
             rows = (step.terminated | step.truncated).nonzero()[:, 0]
             ended_obs.append({g: x[rows] for g, x in step.next_obs.items()})
@@ -81,8 +89,10 @@ def collect(act: Act, env: VecEnv, noise: Tensor) -> tuple[Rollout, dict[str, fl
         ended_next_obs={g: torch.cat([o[g] for o in (nothing, *ended_obs)]) for g in obs},
         ended_faulty=torch.cat([torch.zeros(0, dtype=torch.bool, device=env.device), *faulty]),
         faults=faults_of_all_ranks(faults, env.spec.num_envs),
+        reward_terms={k: torch.stack([x[k] for x in terms]) for k in terms[0]},
     )
-    metrics = {k: torch.stack([i[k] for i in infos]).mean().item() for k in infos[0]}
+    metrics = {f"reward/{k}": x.mean().item() for k, x in rollout.reward_terms.items()}
+    metrics |= {f"task/{k}": torch.stack([x[k] for x in figures]).mean().item() for k in figures[0]}
     return rollout, {**distributed.mean_figures(metrics), "rollout/faults": len(rollout.faults)}
 
 

@@ -33,6 +33,7 @@ def record(policy, env, path: Path, seconds: float, max_fps: float = 30.0) -> fl
     every = max(1, math.ceil(1.0 / (env.spec.step_dt * max_fps) - 1e-9))
     fps = 1.0 / (env.spec.step_dt * every)
     obs = env.reset()
+    policy.reset()
     try:
         first = env.frame(0)
         writer = _writer(path, first.shape[1], first.shape[0], fps)

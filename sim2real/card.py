@@ -25,6 +25,7 @@ TOLERANCE = 1e-5
 """Largest accepted difference of an action, relative to max(1, |action|) [action units]."""
 
 INPUT = "obs: observation group 'actor' as the environment gives it, not normalised (N, d) float32"
+MEMORY = "; h_in (and c_in) (1, N, H): h_out (and c_out) of the step before, zero at first"
 OUTPUT = "actions: as the environment's step takes them; joint target = offset + scale * action"
 
 
@@ -50,13 +51,16 @@ class Card:
     """Recorded observations (K, d) float32."""
     reference_actions: np.ndarray
     """What the policy answers to them, (K, A) float32 or (K,) int64 for `Discrete`."""
+    recurrent: bool = False
+    """The policy has memory: the reference observations are one episode's first, in order."""
 
     def to_json(self) -> str:
         """Text that `from_json` turns into an equal card; floats lose nothing."""
         data = {
             "format": FORMAT,
-            "input": INPUT,
+            "input": INPUT + (MEMORY if self.recurrent else ""),
             "output": OUTPUT,
+            "recurrent": self.recurrent,
             "train_steps": self.train_steps,
             "version": self.version,
             "commit": self.commit,
@@ -94,6 +98,7 @@ class Card:
                 reference_actions=np.array(
                     data["reference_actions"], np.int64 if integers else np.float32
                 ),
+                recurrent=bool(data.get("recurrent", False)),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CardError(f"the card is damaged: {error}") from None
@@ -111,12 +116,17 @@ class Card:
         """Largest difference between `policy`'s answers and the reference actions.
 
         Args:
-            policy: observations (K, d) float32 -> actions.
+            policy: observations (K, d) float32 -> actions; of a policy with memory, one that has
+                seen nothing yet: it is given (1, d) at a time.
 
         Raises:
             CardError: if it exceeds `TOLERANCE`.
         """
-        difference = action_difference(policy(self.reference_obs), self.reference_actions)
+        if self.recurrent:
+            answers = np.concatenate([policy(obs[None]) for obs in self.reference_obs])
+        else:
+            answers = policy(self.reference_obs)
+        difference = action_difference(answers, self.reference_actions)
         if not difference <= TOLERANCE:
             raise CardError(
                 f"the network's answers differ by {difference:.2g} from the card's reference "

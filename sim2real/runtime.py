@@ -79,7 +79,7 @@ class Hardware(Protocol):
         ...
 
 
-def load(path: str | Path) -> "tuple[Callable[[np.ndarray], np.ndarray], Card]":
+def load(path: str | Path) -> "tuple[Network, Card]":
     """Open a policy file and check it against its own card.
 
     Returns:
@@ -110,8 +110,9 @@ def load(path: str | Path) -> "tuple[Callable[[np.ndarray], np.ndarray], Card]":
         )
     try:
         card = Card.from_json(text)
-        network = Network(session, card.spec)
+        network = Network(session, card)
         card.check(network)
+        network.reset()
     except CardError as error:
         raise CardError(f"{path}: {error}") from None
     except Exception as error:  # of onnxruntime: an input of another type, a node that fails
@@ -121,37 +122,89 @@ def load(path: str | Path) -> "tuple[Callable[[np.ndarray], np.ndarray], Card]":
 
 
 class Network:
-    """The file's graph as a function; refuses a graph that needs more than an observation.
+    """The file's graph as a function of the observation.
+
+    Of a recurrent policy it keeps the state of each row, zero until the first call and after
+    `reset`. It refuses a graph that needs anything else.
 
     Args:
         session: onnxruntime's session.
-        spec: from the card.
+        card: from the same file.
 
     Raises:
-        CardError: inputs other than `obs`, outputs other than `actions`, or other sizes.
+        CardError: inputs other than `obs` and the states of a recurrent policy, outputs other than
+            `actions` and the states after it, or other sizes.
     """
 
-    def __init__(self, session: onnxruntime.InferenceSession, spec: EnvSpec) -> None:
+    def __init__(self, session: onnxruntime.InferenceSession, card: Card) -> None:
+        self._session, self._card = session, card
         inputs, outputs = session.get_inputs(), session.get_outputs()
-        unknown = [i.name for i in inputs if i.name != "obs"]
-        if unknown:
-            raise CardError(
-                f"the graph also wants {', '.join(unknown)}, which this runtime does not give "
-                f"(a recurrent policy run without its state would answer wrongly)"
-            )
         names = [i.name for i in inputs], [o.name for o in outputs]
-        if names != (["obs"], ["actions"]):
-            raise CardError(f"the graph has inputs and outputs {names}, not obs -> actions")
+        known = STATES if card.recurrent else ((),)
+        fitting = [
+            states
+            for states in known
+            if names == (["obs", *_named(states, "in")], ["actions", *_named(states, "out")])
+        ]
+        if not fitting:
+            wanted = "obs, h_in (and c_in) -> actions, h_out (and c_out)"
+            raise CardError(
+                f"the graph has inputs and outputs {names}, not "
+                f"{wanted if card.recurrent else 'obs -> actions'}; a recurrent policy run "
+                "without its state would answer wrongly"
+            )
+        spec = card.spec
         if inputs[0].shape[1:] != [spec.obs_size()] or isinstance(inputs[0].shape[0], int):
             raise CardError(
                 f"the graph's obs is {inputs[0].shape}, the card's is (N, {spec.obs_size()})"
             )
-        self._run = session.run
-        self._outputs = ["actions"]
+        (states,) = fitting
+        self._sizes = [i.shape[2:] for i in inputs[1:]]
+        for value in (*inputs[1:], *outputs[1:]):
+            one, rows, *size = value.shape
+            if one != 1 or isinstance(rows, int) or size != self._sizes[0]:
+                raise CardError(f"the graph's {value.name} is {value.shape}, not (1, N, H)")
+        self._inputs = _named(states, "in")
+        self._outputs = ["actions", *_named(states, "out")]
+        self._state: list[np.ndarray] | None = None
 
     def __call__(self, obs: np.ndarray) -> np.ndarray:
-        """Actions for observations (N, d) float32: (N, A) float32, or (N,) int64."""
-        return np.asarray(self._run(self._outputs, {"obs": obs})[0])
+        """Actions for observations (N, d) float32: (N, A) float32, or (N,) int64.
+
+        Raises:
+            ValueError: of a recurrent policy, another N than since `reset`.
+        """
+        if self._state is None:
+            self._state = [np.zeros((1, len(obs), *size), np.float32) for size in self._sizes]
+        if self._state and self._state[0].shape[1] != len(obs):
+            raise ValueError(
+                f"the policy remembers {self._state[0].shape[1]} rows, the observation has "
+                f"{len(obs)}; reset() begins anew"
+            )
+        feeds = {"obs": obs, **dict(zip(self._inputs, self._state, strict=True))}
+        action, *self._state = map(np.asarray, self._session.run(self._outputs, feeds))
+        return action
+
+    def reset(self, rows=None) -> None:
+        """Zero the state of some rows; None: of all, however many come next."""
+        if rows is None:
+            self._state = None
+        elif self._state is not None:
+            self._state = [state.copy() for state in self._state]  # onnxruntime's own memory
+            for state in self._state:
+                state[:, rows] = 0.0
+
+    def fresh(self) -> "Network":
+        """The same graph with a memory of its own."""
+        return Network(self._session, self._card)
+
+
+STATES = (("h",), ("h", "c"))
+"""What a GRU and an LSTM remember; each has an input and an output of the graph."""
+
+
+def _named(states: tuple[str, ...], side: str) -> list[str]:
+    return [f"{state}_{side}" for state in states]
 
 
 NEVER = -(1 << 40)
@@ -290,7 +343,8 @@ class Controller:
     """Observation, network and joint targets: one call per policy step.
 
     Args:
-        network: observations (N, d) float32 -> actions, as `load` gives it.
+        network: observations (N, d) float32 -> actions, as `load` gives it; the controller runs
+            it with a memory of its own.
         card: from the same file.
         joint_names: the robot's joint order; empty for a task without a robot.
         num_robots: N.
@@ -306,7 +360,8 @@ class Controller:
         joint_names: tuple[str, ...] = (),
         num_robots: int = 1,
     ) -> None:
-        self.network, self.card, self.spec = network, card, card.spec
+        self.network = network.fresh() if isinstance(network, Network) else network
+        self.card, self.spec = card, card.spec
         self.observer = Observer(card.spec, joint_names, num_robots)
         width = 1 if isinstance(card.spec.action, Discrete) else card.spec.action_size
         self.prev_action = np.zeros((num_robots, width))
@@ -319,9 +374,11 @@ class Controller:
             self._bind_action(joint_names)
 
     def reset(self, rows=slice(None)) -> None:
-        """Begin anew for some robots: previous action, clock, history."""
+        """Begin anew for some robots: previous action, clock, history, memory of the policy."""
         self.prev_action[rows] = 0.0
         self.observer.reset(rows)
+        if isinstance(self.network, Network):
+            self.network.reset(rows)
 
     def act(self, reading: Reading, command) -> np.ndarray:
         """Actions (N, A) float32, or (N,) int64 for a discrete task."""
@@ -404,7 +461,8 @@ def run(
 
     A tick that was missed is skipped and never made up for: the policy's clock counts steps, as in
     training, and the guard stops a loop that misses too many. While the guard brings the robot
-    softly to its default pose, the policy waits. Ctrl-C ends the loop as `seconds` does.
+    softly to its default pose or has stopped it, the policy waits and begins anew afterwards.
+    Ctrl-C ends the loop as `seconds` does.
 
     Args:
         hardware: the robot.
@@ -423,7 +481,7 @@ def run(
         while tick * period < seconds:
             now = clock()
             reading, asked = hardware.read(), None
-            if guard.starting[0]:
+            if guard.starting[0] or guard.stopped[0]:
                 controller.reset()
                 wanted = controller.default_pos[None]
             else:

@@ -48,6 +48,7 @@ from sim2real.card import (
 from sim2real.runtime import (
     Controller,
     JointCommand,
+    Network,
     Reading,
     imu_to_base,
     load,
@@ -126,7 +127,7 @@ class Case:
     """What is verified, and how."""
 
     path: Path
-    network: Callable[[np.ndarray], np.ndarray]
+    network: Network
     card: Card
     policy: Policy | OnnxPolicy | None
     """The checkpoint that the file came from, where it is at hand."""
@@ -219,6 +220,8 @@ def check_observation(case: Case, report: Report) -> None:
     )
     names, read = _environment_reader(env, spec)
     controller = Controller(case.network, case.card, names, PARITY_ENVS)
+    if policy is not None:
+        policy.reset()
     aligned = np.zeros((PARITY_ENVS, 1), bool)
     worst = {t.name: 0.0 for t in spec.obs["actor"]}
     worst_action = 0.0
@@ -240,6 +243,8 @@ def check_observation(case: Case, report: Report) -> None:
         step = env.step(torch.from_numpy(action))
         ended = (step.terminated | step.truncated).numpy()
         controller.reset(ended)
+        if policy is not None:
+            policy.reset(torch.from_numpy(ended))
         aligned[ended] = False
         expected = step.obs["actor"].numpy()
     env.close()
@@ -675,12 +680,14 @@ def measure_randomised(case: Case, report: Report) -> None:
     sensors = Sensors(_first_model(case.task), spec)
     tracking = Tracking(spec.command, n, spec.step_dt, how.settle_s)
     alive, fallen = np.ones(n, bool), np.zeros(n, bool)
-    obs = env.observe()
+    obs, network = env.observe(), case.network.fresh()
     for _ in range(round(how.episode_s / spec.step_dt)):
         raw = {k: v.numpy() for k, v in env.observe_terms(slice(None)).items()}
-        step = env.step(torch.from_numpy(case.network(obs["actor"].numpy())))
+        step = env.step(torch.from_numpy(network(obs["actor"].numpy())))
+        ended = (step.terminated | step.truncated).numpy()
+        network.reset(ended)
         fallen |= alive & step.terminated.numpy()
-        alive &= ~(step.terminated | step.truncated).numpy()
+        alive &= ~ended
         velocities = sensors.velocities(env.sim.qpos.numpy(), env.sim.qvel.numpy())
         tracking.add(_command(spec, raw), velocities, alive)
         obs = step.obs

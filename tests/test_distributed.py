@@ -259,6 +259,16 @@ def as_rank(monkeypatch):
     return pretend
 
 
+@pytest.mark.parametrize("name", ["recurrent_ppo", "multi_critic_ppo"])
+def test_a_learner_that_cannot_share_refuses_torchrun(as_rank, name):
+    from ctrl_rl import registry
+
+    learner = registry.load("algos", name)
+    as_rank(0, 2)
+    with pytest.raises(ValueError, match=f"{name} trains in one process"):
+        learner.train(None, None)
+
+
 @pytest.mark.parametrize("world_size", [2, 3, 6])
 def test_a_minibatch_is_the_union_of_the_ranks(as_rank, world_size):
     order = torch.randperm(STEPS * ENVS)

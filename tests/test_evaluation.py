@@ -72,7 +72,7 @@ class Still:
         return torch.rand(len(obs["actor"]), 1, generator=generator)
 
     def reset(self, rows=None):
-        self.resets.append(rows.tolist())
+        self.resets.append(None if rows is None else rows.tolist())
 
 
 def test_the_first_k_by_environment_and_episode_count():
@@ -107,7 +107,7 @@ def test_the_policy_is_told_which_rows_ended():
     env = Lengths((2,), (3,))
     policy = Still(env)
     evaluate(policy, env, 2)
-    assert policy.resets == [[0], [1]]
+    assert policy.resets == [None, [0], [1]]  # what it remembers begins with the evaluation
 
 
 def test_sampling_is_asked_for_and_seeded():

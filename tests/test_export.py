@@ -202,9 +202,11 @@ def test_recording_plays_the_policys_own_task():
     import ctrl_rl
 
     policy = make_policy(ctrl_rl.make("Pendulum-v0").spec)
-    obs = record_obs(policy, {"max_episode_steps": 30})
-    assert obs.shape == (export_module.RECORD_ENVS * export_module.RECORD_STEPS, 3)
-    torch.testing.assert_close(obs[:, :2].norm(dim=1), torch.ones(len(obs)))  # cos, sin
+    obs, begins = record_obs(policy, {"max_episode_steps": 30})
+    assert obs.shape == (export_module.RECORD_STEPS, export_module.RECORD_ENVS, 3)
+    torch.testing.assert_close(obs[..., :2].norm(dim=2), torch.ones(obs.shape[:2]))  # cos, sin
+    assert begins.all(1).nonzero().flatten().tolist() == [0, 30, 60]
+    assert begins.any(1).sum() == 3
     card = export(policy, PATH)
     assert isinstance(card, Card)
     assert len(card.reference_obs) == export_module.REFERENCES

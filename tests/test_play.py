@@ -95,8 +95,10 @@ def test_the_command_reaches_the_observation_and_survives_a_reset():
     assert torch.allclose(commands[3:10], wanted.expand(7, 3), atol=1e-6)
     assert torch.equal(commands[10:], torch.zeros(2, 3))
     assert viewer.shown[4][1]["lin_vel_x"] == "+0.30 m/s"
-    assert policy.resets == 1 and float(viewer.shown[6][1]["time"].split()[0]) == 0.1
-    assert int(env.episode[0]) == episode + 2  # one reset by play itself, one by the key
+    assert policy.resets == 2 and float(viewer.shown[6][1]["time"].split()[0]) == 0.1
+    assert (
+        int(env.episode[0]) == episode + 2
+    )  # one reset by play itself, one by the key, each with the policy's
     assert len({shown[0].tobytes() for shown in viewer.shown}) == 12
     env.close()
 

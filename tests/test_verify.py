@@ -431,7 +431,7 @@ def go1_file(path, change=lambda spec: spec) -> Path:
     """An untrained Go1 policy whose card says what `change` makes of the spec."""
     task = registry.load("tasks", GO1)
     env = ctrl_rl.make(GO1, 2, config=task.Config(**SHORT), threads=1)
-    obs = record_obs(make_policy(env.spec), SHORT)
+    obs = record_obs(make_policy(env.spec), SHORT)[0].flatten(0, 1)
     policy = make_policy(change(env.spec))
     policy.module.net.layers[-1].weight.mul_(0.1)  # stays near the default pose
     export(policy, path, obs=obs, task_config=SHORT)

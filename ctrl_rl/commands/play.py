@@ -129,6 +129,7 @@ def play(
 
     step_dt, steps, episode_return = env.spec.step_dt, 0, 0.0
     obs = env.reset()
+    policy.reset()
     due = time.monotonic()
     while viewer.running() and (seconds is None or steps * step_dt < seconds - 1e-9):
         for key in viewer.keys():

@@ -61,6 +61,10 @@ class Pendulum(TaskEnv):
         "ppo": {},
         "sac": {"num_envs": 1, "total_steps": 20_000, "warmup_steps": 1_000, **OFF_POLICY},
         "td3": {"num_envs": 1, "total_steps": 20_000, "warmup_steps": 1_000, **OFF_POLICY},
+        "multi_critic_ppo": {
+            "reward_groups": {"upright": ("angle", "speed"), "effort": ("torque",)},
+            "group_weights": {"effort": 0.1},
+        },
     }
 
     def make_sim(self, backend, device, threads):
