@@ -186,7 +186,7 @@ class Run:
                 _check_processes(self.folder, self._checkpoint["env"])
                 if name := self._checkpoint.get("replay"):
                     self._replay = _load_replay(_own_replay(last.with_name(name)))
-            elif any(last.parent.glob("[!r]*.pt")):  # a lone replay is none
+            elif len([*last.parent.glob("step-*.pt")]) > 1:  # one: killed in the first checkpoint
                 raise ValueError(f"{last} is missing: there is nothing to go on from")
         if self._follows:
             self.folder = None

@@ -419,10 +419,14 @@ def test_a_kill_while_the_replay_is_saved_leaves_the_one_before(tmp_path, env, m
 
 def test_a_run_killed_before_its_first_checkpoint_begins_anew(tmp_path, env):
     started(env, tmp_path / "r").close()
-    save_checkpoint(tmp_path / "r/checkpoints/replay-10.pt", REPLAY)
-    run = started(env, tmp_path / "r", resume=True)
-    assert run.restore() is None
-    run.close()
+    for name in ("replay-10", "step-10", "best"):  # in the order in which they are written
+        save_checkpoint(tmp_path / f"r/checkpoints/{name}.pt", REPLAY)
+        run = started(env, tmp_path / "r", resume=True)
+        assert run.restore() is None
+        run.close()
+    save_checkpoint(tmp_path / "r/checkpoints/step-20.pt", REPLAY)  # the first one was whole, then
+    with pytest.raises(ValueError, match="last.pt is missing"):
+        Run(tmp_path / "r", resume=True, console=False)
 
 
 def test_a_missing_or_damaged_replay_is_one_line(tmp_path, env):
@@ -630,7 +634,7 @@ def test_a_checkpoint_of_another_run_is_refused_and_the_log_stays(tmp_path):
         with pytest.raises(ValueError, match=message):
             train.main(["--resume", str(mine)])
         assert (mine / "metrics.csv").read_bytes() == log
-    (mine / "checkpoints" / "last.pt").unlink()
+    (mine / "checkpoints" / "last.pt").unlink()  # not what a kill leaves: that is one step-N.pt
     with pytest.raises(ValueError, match="last.pt is missing"):
         train.main(["--resume", str(mine)])
     assert (mine / "metrics.csv").read_bytes() == log
