@@ -7,6 +7,7 @@ iteration of `learn`.
 import math
 import sys
 import time
+from typing import Any
 
 import judge
 import torch
@@ -57,7 +58,7 @@ def train(config):
     start = time.process_time()
     model.learn(config["settings"]["total_steps"])
     cpu = time.process_time() - start
-    env = model.get_env()
+    env: Any = model.get_env()
 
     def policy(obs):
         return model.predict(env.normalize_obs(obs), deterministic=True)[0]

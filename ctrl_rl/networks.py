@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -91,9 +92,9 @@ class EnsembleMLP(nn.Module):
         super().__init__()
         members = [MLP(sizes, activation, last_gain, generator) for _ in range(count)]
         self.activation = ACTIVATIONS[activation]
-        self.layers = nn.ModuleList()
+        self.layers: Any = nn.ModuleList()
         for same_layer in zip(*(member.layers for member in members), strict=True):
-            layer = nn.Module()
+            layer: Any = nn.Module()
             layer.weight = nn.Parameter(torch.stack([x.weight.detach().T for x in same_layer]))
             layer.bias = nn.Parameter(torch.stack([x.bias.detach()[None] for x in same_layer]))
             self.layers.append(layer)

@@ -124,6 +124,7 @@ class PolicyModule(nn.Module):
         if self.kind == "squashed_gaussian_mlp":
             mean, log_std = head.chunk(2, -1)
             return self.bound(mean + log_std.clamp(*LOG_STD_RANGE).exp() * noise)
+        assert std is not None
         if self.kind == "deterministic_mlp":
             return torch.clamp(self.bound(head) + std * noise, self.low, self.high)
         return self.bound(head + std * noise)

@@ -278,7 +278,9 @@ class SAC:
         )
         of_actor = self.actor_step(obs, batch.obs[group], noise[1])
         with torch.no_grad():
-            torch._foreach_lerp_(self._targets, self._sources, self.config.polyak)
+            torch._foreach_lerp_(  # pyright: ignore
+                self._targets, self._sources, self.config.polyak
+            )
         return torch.cat([of_critic, of_actor])
 
     def figures(self, stats: list[Tensor]) -> dict[str, float]:

@@ -256,7 +256,9 @@ class TD3:
             return of_critic, None
         of_actor = self.actor_step(batch.obs["actor"], batch.obs[group])
         with torch.no_grad():
-            torch._foreach_lerp_(self._targets, self._sources, self.config.polyak)
+            torch._foreach_lerp_(  # pyright: ignore
+                self._targets, self._sources, self.config.polyak
+            )
         return of_critic, of_actor
 
     def figures(self, stats: list[tuple[Tensor, Tensor | None]]) -> dict[str, float]:

@@ -114,8 +114,8 @@ def test_groups_come_from_the_preset_and_flags_change_them():
     check_groups(config.reward_groups, term_names(pendulum()), "Pendulum-v0")
     saved = json.loads(json.dumps(dataclasses.asdict(config)))
     assert rebuild(MultiCriticPPOConfig, saved) == config
-    with pytest.raises(ValueError, match="group-weights.efort"):
-        read_plan([*words, "--algo.group-weights.efort", "1"])
+    with pytest.raises(ValueError, match="group-weights.work"):
+        read_plan([*words, "--algo.group-weights.work", "1"])
 
 
 def test_config_refuses_nonsense():

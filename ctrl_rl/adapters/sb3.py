@@ -80,8 +80,9 @@ def load_policy(
         from ctrl_rl.making import make
 
         env = make(task, 1)
-        task = env.spec
         env.close()
+        task = env.spec
+    assert isinstance(task, EnvSpec)
     return _policy(path, read_section(path, task, normalizer, activation)[0])
 
 
@@ -239,8 +240,8 @@ def _section(data: dict, weights: dict, spec: EnvSpec, activation: str | None) -
         *chain, end = _sequence(weights, "actor.mu")
         last = [end]
         others, default = ("actor_target.", "critic.", "critic_target."), "relu"
-        found = {"kind": "deterministic_mlp", "bound": "tanh"}
-        found["noise_std"] = torch.zeros(spec.action_size)  # it stands in a pickled part
+        noise_std = torch.zeros(spec.action_size)  # it stands in a pickled part
+        found = {"kind": "deterministic_mlp", "bound": "tanh", "noise_std": noise_std}
     else:
         raise ValueError("it is not an MlpPolicy of PPO, A2C, SAC, TD3 or DDPG")
     parts = ("weight", "bias")
@@ -328,7 +329,8 @@ def _limits(space: dict, spec: EnvSpec) -> dict | None:
         if int(space.get("start", 0)) != 0:
             raise ValueError(f"its choices begin at {space['start']}, not at 0")
         return None
-    ours = np.float32([[dim.low for dim in spec.action], [dim.high for dim in spec.action]])
+    bounds = [[dim.low for dim in spec.action], [dim.high for dim in spec.action]]
+    ours = np.array(bounds, np.float32)
     theirs = np.stack([_numbers(space["low"]), _numbers(space["high"])])
     if theirs.shape != ours.shape:
         raise ValueError(f"its action has {theirs.shape[1]} elements, {spec.task} {ours.shape[1]}")
@@ -350,7 +352,7 @@ def _numbers(text: str) -> np.ndarray:
     """The numbers of a printed float32 vector; numpy prints as many digits as tell them apart."""
     if "..." in text:
         raise ValueError("its action has more bounds than the archive shows")
-    return np.float32([float(word) for word in text.strip("[]").split()])
+    return np.array([float(word) for word in text.strip("[]").split()], np.float32)
 
 
 # Statistics -----------------------------------------------------------------------------------

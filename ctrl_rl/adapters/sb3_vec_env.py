@@ -49,7 +49,7 @@ class TaskVecEnv(VecEnv):
             spaces.Box(-np.inf, np.inf, shape, np.float32),
             action_space(env.spec, action_bound),
         )
-        self.metadata["render_fps"] = max(1, round(1 / env.spec.step_dt))
+        self.metadata["render_fps"] = max(1, round(1 / env.spec.step_dt))  # pyright: ignore
         self._start = env.state_dict()
         self._started_at = time.time()
         self._action = torch.empty(0)
@@ -178,7 +178,7 @@ def action_space(spec: EnvSpec, action_bound: float | None = None) -> spaces.Spa
     for dim, least, most in zip(spec.action, low, high, strict=True):
         if not least < most:
             raise ValueError(f"action_bound {bound} leaves {dim.name} no room: {least} to {most}")
-    return spaces.Box(np.float32(low), np.float32(high), dtype=np.float32)
+    return spaces.Box(np.array(low, np.float32), np.array(high, np.float32), dtype=np.float32)
 
 
 def _numpy(value: torch.Tensor) -> np.ndarray:
