@@ -21,6 +21,11 @@ Deviations from the paper, each with its reason:
 6. The gradients of actor and critic are clipped apart: the critic's grows with the reward.
 7. With `target_kl` the learning rate follows the KL divergence measured on each minibatch:
    divided by 1.5 above twice the target, multiplied by 1.5 below half of it.
+8. With `mirror`, each sample stands beside its mirror image in its minibatch (Mittal et al.,
+   "Symmetry considerations for learning task symmetric robot policies", ICRA 2024,
+   arXiv:2403.04359): r_t = pi(M a_t | M s_t) / pi_old(a_t | s_t), with the advantage and the value
+   target of (s_t, a_t). That is 1 before the first step only where the policy is symmetric; the
+   KL divergence is that of the samples themselves.
 
 Tensors: roll-out (T, N, ...), time first; minibatch (B, ...). `docs/algorithms/ppo.md` explains
 every logged key.
@@ -116,6 +121,8 @@ class PPOConfig:
     """Standard deviation of a continuous action at the start [action units]."""
     normalize_obs: bool = True
     """Normalise observations by running statistics."""
+    mirror: bool = False
+    """Learn from mirror images too, where the task has a mirror symmetry; doubles the update."""
     compile: str = "auto"
     """"on", "off", or "auto": compile the update if the run is long enough to gain from it."""
 
@@ -171,7 +178,8 @@ def ppo_loss(networks: "Networks", batch: tuple[Tensor, ...], config: PPOConfig)
     Args:
         networks: actor and critic.
         batch: normalised actor observation (B, d), critic observation (B, e), action (B, A) or
-            (B,), old_log_prob, advantage, value_target (B,).
+            (B,), old_log_prob, advantage, value_target (B,); with `mirror`, every second row is
+            the image of the one before.
         config: coefficients.
 
     Returns:
@@ -187,7 +195,8 @@ def ppo_loss(networks: "Networks", batch: tuple[Tensor, ...], config: PPOConfig)
     loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
     with torch.no_grad():
         clip_fraction = ((ratio - 1).abs() > config.clip_range).float().mean()
-        stats = (policy_loss, value_loss, kl_estimate(log_ratio), clip_fraction, entropy)
+        kl = kl_estimate(log_ratio[:: 1 + config.mirror])
+        stats = (policy_loss, value_loss, kl, clip_fraction, entropy)
         return loss, torch.stack(stats)
 
 
@@ -239,13 +248,14 @@ class PPO:
         device: torch device of networks and data.
 
     Raises:
-        ValueError: `num_minibatches` does not divide the samples of an iteration.
+        ValueError: `num_minibatches` does not divide the samples of an iteration, or `mirror` is
+            asked for in a task without one.
     """
 
     def __init__(self, config: PPOConfig, spec: EnvSpec, device: torch.device | str) -> None:
         self.config, self.spec, self.device = config, spec, torch.device(device)
         samples = config.num_steps * spec.num_envs
-        self.batch_size = samples // config.num_minibatches
+        self.batch_rows = (1 + config.mirror) * samples // config.num_minibatches
         if samples % config.num_minibatches:
             raise ValueError(
                 f"num_minibatches {config.num_minibatches} does not divide the {samples} samples "
@@ -260,6 +270,7 @@ class PPO:
             for g in self.groups
             if config.normalize_obs
         }
+        self.images = {n: self._image(n) for n in (*self.groups, "action") if config.mirror}
         updates = config.num_epochs * config.num_minibatches * (config.total_steps // samples + 1)
         self.step = MinibatchStep(
             self.networks,
@@ -268,7 +279,7 @@ class PPO:
             config.max_grad_norm,
             None if config.target_kl is None else partial(_adapt, config.target_kl),
             config.compile == "on"
-            or (config.compile == "auto" and pays(updates, self.batch_size, config.hidden)),
+            or (config.compile == "auto" and pays(updates, self.batch_rows, config.hidden)),
         )
         self.unfinished = torch.zeros(2, spec.num_envs, dtype=torch.float64, device=self.device)
         """Return and length so far of the episodes that the next roll-out continues."""
@@ -303,19 +314,18 @@ class PPO:
                 config.gae_lambda,
             )
             value_target = advantage + value
-            columns = [
-                self._normalize("actor", rollout.obs["actor"]),
-                self._normalize(self.groups[1], rollout.obs[self.groups[1]]),
-                rollout.action,
-                self.networks.distribution(rollout.head).log_prob(rollout.action),
-                _standardized(advantage),
-                value_target,
-            ]
+            log_prob = self.networks.distribution(rollout.head).log_prob(rollout.action)
+            columns = [self._normalize(g, self._with_image(g, rollout.obs[g])) for g in self.groups]
+            columns.append(self._with_image("action", rollout.action))
+            for x in (log_prob, _standardized(advantage), value_target):
+                columns.append(self._with_image("", x))
             columns = [x.flatten(0, 1) for x in columns]
         stats = []
         for _ in range(config.num_epochs):
-            order = torch.randperm(len(columns[-1]), generator=self.generator, device=self.device)
-            shuffled = [x[order].split(self.batch_size) for x in columns]
+            order = torch.randperm(value.numel(), generator=self.generator, device=self.device)
+            if config.mirror:
+                order = torch.stack([2 * order, 2 * order + 1], 1).flatten()
+            shuffled = [x[order].split(self.batch_rows) for x in columns]
             for batch in zip(*shuffled, strict=True):
                 stats.append(self.step(*batch))
         self._update_normalizers(rollout)
@@ -392,6 +402,19 @@ class PPO:
 
     def _normalize(self, group: str, obs: Tensor) -> Tensor:
         return self.normalizers[group](obs) if self.config.normalize_obs else obs
+
+    def _image(self, name: str) -> tuple[Tensor, Tensor]:
+        """Columns (d,) and signs (d,) of a group, or of "action", in the mirror."""
+        column, sign = self.spec.mirrored(name)
+        return torch.tensor(column, device=self.device), torch.tensor(sign, device=self.device)
+
+    def _with_image(self, name: str, x: Tensor) -> Tensor:
+        """(T, N, ...) or, with `mirror`, (T, 2 N, ...): each row and then its image."""
+        if not self.config.mirror:
+            return x
+        column, sign = self.images.get(name, (None, None))
+        image = x if column is None else x[..., column] * sign
+        return torch.stack([x, image], 2).flatten(1, 2)
 
     def _values(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
         """V(obs) and V(next_obs), (T, N) each, from one call of the critic."""
