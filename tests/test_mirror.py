@@ -1,4 +1,4 @@
-"""Mirror symmetry: what a spec says of it, Go1's against the simulator, PPO with mirrored samples."""
+"""Mirror symmetry: what a spec says of it, Go1 against the simulator, PPO with mirror images."""
 
 import copy
 import dataclasses
