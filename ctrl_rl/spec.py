@@ -223,6 +223,9 @@ class Mirror:
     action: tuple[str, ...]
 
 
+_PLAIN = "without noise, delay and history, and in 'goal' and 'achieved' without scale and clip"
+
+
 @dataclass(frozen=True, kw_only=True)
 class EnvSpec:
     """The whole contract of one vectorised environment."""
@@ -254,8 +257,12 @@ class EnvSpec:
             _require(_distinct(names), who, f"a name stands twice in group {group!r}: {names}")
             measured = all(t.kind != PRIVILEGED for t in terms)
             _require(
-                group == "critic" or measured, who, f"a privileged term stands in group {group!r}"
+                measured or group in ("critic", "achieved"),
+                who,
+                f"a privileged term stands in group {group!r}",
             )
+        if "goal" in self.obs or "achieved" in self.obs:
+            self._check_goals()
         if not isinstance(self.action, Discrete):
             _require(bool(self.action), who, "the action has no elements")
             _require(_distinct(a.name for a in self.action), who, "an action's name stands twice")
@@ -272,6 +279,25 @@ class EnvSpec:
         if self.mirror is not None:
             for name in ("action", *{"actor", "critic"} & set(self.obs)):
                 self.mirrored(name)
+
+    def _check_goals(self) -> None:
+        """Goal and achieved are raw and of one size; the policy's goal is a function of them."""
+        who = self.task
+        both = "goal" in self.obs and "achieved" in self.obs
+        _require(both, who, "observation groups 'goal' and 'achieved' come together")
+        sizes = self.obs_size("goal"), self.obs_size("achieved")
+        _require(sizes[0] == sizes[1], who, f"'goal' has {sizes[0]} columns, 'achieved' {sizes[1]}")
+        for group in ("goal", "achieved", "actor", self.critic_group):
+            known = {term.name: term for term in self.obs[group]}
+            for term in self.obs[group if group == "achieved" else "goal"]:
+                found = known.get(term.name)
+                where = f"{term.name!r} in group {group!r}"
+                _require(found is not None, who, f"the goal's term {where} is missing")
+                assert found is not None
+                plain = (found.noise, found.delay, found.history) == (0, (0, 0), 1)
+                if group in ("goal", "achieved"):
+                    plain = plain and set(found.scale) == {1.0} and found.clip is None
+                _require(found.size == term.size and plain, who, f"{where} must be {_PLAIN}")
 
     @property
     def decimation(self) -> int:
