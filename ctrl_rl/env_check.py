@@ -449,7 +449,7 @@ def _check_reward(s: _Subject) -> Iterator[str]:
 
 
 def _check_goals(s: _Subject) -> Iterator[str]:
-    """`reward_for`, where there are goals, gives reward and end of each step; the policy sees its goal."""
+    """Where there are goals, `reward_for` gives reward and end of a step; policies see theirs."""
     if "goal" not in s.spec.obs:
         return
     env: GoalEnv = s.env  # pyright: ignore[reportAssignmentType]

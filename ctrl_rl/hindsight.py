@@ -4,10 +4,10 @@ Andrychowicz et al., "Hindsight experience replay", 2017, arXiv:1707.01495, stra
 k goals: of k + 1 transitions that are drawn, k get in the place of their goal what was achieved
 after this or a later step of the same episode, uniform over those steps.
 
-A task with goals has the observation groups "goal" and "achieved", of one size and in one unit. Its
-goal stands among the terms of "actor", and of "critic" where there is one, and nothing else that
-they hold depends on it; `env.reward_for(achieved, goal)` gives reward and end of a step. `check_env`
-holds all of this but the second.
+A task with goals has the observation groups "goal" and "achieved", of one size and in one unit.
+Its goal stands among the terms of "actor", and of "critic" where there is one, and nothing else
+that they hold depends on it; `env.reward_for(achieved, goal)` gives reward and end of a step.
+`check_env` holds all of this but that nothing else depends on the goal.
 
 The goal of a minibatch is drawn when the minibatch is, so that nothing is stored twice, and the
 replay buffer holds what truly happened.
@@ -21,9 +21,6 @@ from torch import Tensor
 from ctrl_rl.buffers import Batch, ReplayBuffer
 from ctrl_rl.env import GoalEnv, VecEnv
 from ctrl_rl.spec import EnvSpec
-
-GROUPS = ("goal", "achieved")
-"""What a replay buffer must hold besides the groups that a learner reads."""
 
 
 class Hindsight:
@@ -39,7 +36,7 @@ class Hindsight:
     """
 
     def __init__(self, replay: ReplayBuffer, env: VecEnv, num_goals: int) -> None:
-        require_goals(env.spec)
+        goal_groups(env.spec)
         self.replay, self.num_goals, self.spec = replay, num_goals, env.spec
         self.env: GoalEnv = env  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -66,13 +63,18 @@ class Hindsight:
         return batch
 
 
-def require_goals(spec: EnvSpec) -> None:
-    """Raise ValueError for a task without goals."""
+def goal_groups(spec: EnvSpec) -> tuple[str, ...]:
+    """What a replay buffer must hold besides the groups that a learner reads.
+
+    Raises:
+        ValueError: the task has no goals.
+    """
     if "goal" not in spec.obs:
         raise ValueError(
             f"hindsight needs a task with goals; {spec.task} has no observation groups "
             "'goal' and 'achieved'"
         )
+    return "goal", "achieved"
 
 
 def with_goal(spec: EnvSpec, group: str, obs: Tensor, goal: Tensor) -> Tensor:

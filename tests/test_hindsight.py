@@ -1,12 +1,16 @@
-"""Hindsight: goals from the same episode's future, written where they are read, paid by the task."""
+"""Hindsight: goals from the same episode, where the policy reads them, paid by the task."""
 
 import pytest
 import torch
 from test_buffers import Stream
+from test_off_policy import CASES, Case, without_time
+from test_ppo import differing
+from toys import GoalToy
 
 import ctrl_rl
 from ctrl_rl.buffers import ReplayBuffer
 from ctrl_rl.hindsight import Hindsight, with_goal
+from ctrl_rl.runs import Run
 from ctrl_rl.spec import ActionDim, EnvSpec, ObsTerm
 
 GAMMA, NUM_ENVS = 0.5, 3
@@ -89,9 +93,8 @@ def test_goals_are_the_future_of_the_same_episode_and_all_of_it(steps, rates):
     goals: dict[float, set] = {}
     for pos, goal in zip(batch.obs["actor"][:3200, 0], batch.obs["goal"][:3200, 0], strict=True):
         goals.setdefault(pos.item(), set()).add(goal.item())
-    stored = [row for row in stream.log[-12:]]
     for env in range(NUM_ENVS):
-        for row in stored:
+        for row in stream.log[-12:]:
             if not row["faulty"][env]:
                 pos = row["obs"][env]
                 assert goals[pos] == set(future[pos]), pos
@@ -159,3 +162,63 @@ def test_a_task_without_goals_is_refused():
     replay = ReplayBuffer(10, 2, {"actor": 3}, 1)
     with pytest.raises(ValueError, match="hindsight needs a task with goals; Pendulum-v0 has no"):
         Hindsight(replay, env, 4)
+
+
+# Learners -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=CASES)
+def case(request, monkeypatch) -> Case:
+    monkeypatch.setattr(CASES[request.param].module, "LOG_EVERY", 64)
+    monkeypatch.setattr("ctrl_rl.curves.draw_run", lambda folder: None)
+    return CASES[request.param]
+
+
+def toy():
+    return GoalToy(num_envs=4)
+
+
+def test_learners_learn_from_the_relabelled_batch(case, monkeypatch):
+    """`update` gets goals of hindsight in k of k + 1 rows, and none without the option."""
+    update, seen = case.learner.update, []
+    monkeypatch.setattr(
+        case.learner, "update", lambda self, batch: (seen.append(batch), update(self, batch))[1]
+    )
+    case.train(toy(), total_steps=128, hindsight=3)
+    assert len(seen) == 96
+    for batch in seen:
+        for group, place in (("actor", slice(-1, None)), ("critic", slice(0, 1))):
+            scale, bound = (2.0, 0.4) if group == "actor" else (1.0, 9.0)
+            for obs in (batch.obs, batch.next_obs):
+                wanted = scale * batch.obs["goal"][:24].clamp(-bound, bound)
+                assert torch.equal(obs[group][:24, place], wanted)
+        reached = (batch.next_obs["achieved"] - batch.obs["goal"])[:, 0].abs() <= 0.05
+        assert torch.equal(batch.reward, -(~reached).float())
+        assert torch.equal(batch.discount == 0, reached)
+    share = torch.cat([batch.reward[:24] for batch in seen]).eq(0).float().mean()
+    plain = torch.cat([batch.reward[24:] for batch in seen]).eq(0).float().mean()
+    assert share > 2 * plain
+    seen.clear()
+    case.train(toy(), total_steps=128)
+    assert all(set(batch.obs) == {"actor", "critic"} for batch in seen)
+
+
+def test_learners_refuse_hindsight_without_goals(case):
+    with pytest.raises(ValueError, match="hindsight needs a task with goals; Pendulum-v0 has no"):
+        case.train(ctrl_rl.make("Pendulum-v0", 4), total_steps=128, hindsight=4)
+    with pytest.raises(ValueError, match="hindsight must be 0 or more, not -1"):
+        case.train(toy(), hindsight=-1)
+
+
+def test_a_run_with_hindsight_resumes_exactly(case, tmp_path):
+    train = lambda env, run: case.train(  # noqa: E731
+        env, run, total_steps=480, buffer_size=200, hindsight=4
+    )
+    whole = train(toy(), Run(tmp_path / "whole", console=False))
+    train(toy(), Run(tmp_path / "parts", stop_after=128, console=False))
+    resumed = train(toy(), Run(tmp_path / "parts", resume=True, console=False))
+    for name in ("checkpoints/last.pt", "checkpoints/replay-480.pt"):
+        a, b = (torch.load(tmp_path / part / name) for part in ("whole", "parts"))
+        a, b = ({k: v for k, v in x.items() if k != "config"} for x in (a, b))
+        assert differing(a, b) == []
+    assert without_time(whole.rows)[-1] == without_time(resumed.rows)[-1]
