@@ -8,8 +8,12 @@ import pytest
 import torch
 
 import ctrl_rl
+from ctrl_rl import sac
+from ctrl_rl.runs import Run
 from robots.env import MODELS
 from robots.tasks import reach
+from sim2real.export import export_run
+from sim2real.runtime import Observer, Reading
 
 
 @pytest.fixture
@@ -96,3 +100,31 @@ def test_the_operators_goal_is_the_goal():
     tip = step.next_obs["achieved"]
     away = (tip - torch.tensor([0.2, -0.1])).norm(dim=1)
     assert step.info.metrics["distance"].tolist() == pytest.approx(away.tolist(), abs=1e-6)
+
+
+def test_a_robot_gives_the_goal_as_a_command(tmp_path, monkeypatch):
+    """Trained, exported, and fed by the runtime with sensors and command alone."""
+    monkeypatch.setattr("ctrl_rl.curves.draw_run", lambda folder: None)
+    env = ctrl_rl.make("Reach-v0", 4)
+    config = sac.SACConfig(
+        total_steps=400, warmup_steps=200, hidden=(16,), batch_size=32, compile="off", hindsight=4
+    )
+    sac.train(config, env, Run(tmp_path / "r", console=False))
+    path, _ = export_run(tmp_path / "r")
+    trained, file = ctrl_rl.load_policy(tmp_path / "r"), ctrl_rl.load_policy(path)
+    observer = Observer(file.spec, num_robots=4)
+    step = env.step(torch.zeros(4, 2))
+    signals = env.observe_terms(slice(None))
+    none = np.zeros((4, 0))
+    reading = Reading(
+        time=0.0,
+        joint_pos=none,
+        joint_vel=none,
+        signals={k: v.numpy() for k, v in signals.items() if k != "goal"},
+    )
+    obs = torch.from_numpy(observer.build(reading, env.command.numpy(), np.zeros((4, 2))))
+    torch.testing.assert_close(obs, step.obs["actor"], rtol=0, atol=1e-6)
+    torch.testing.assert_close(file(obs), trained(step.obs), rtol=0, atol=1e-5)
+    result = ctrl_rl.evaluate(file, env, 8)
+    assert 0 <= result.metrics["success"].mean <= 1
+    assert result.metrics["distance"].unit == "m"
