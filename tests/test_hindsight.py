@@ -23,7 +23,7 @@ SPEC = EnvSpec(
     num_envs=NUM_ENVS,
     obs={
         "actor": (POS, SCALED),
-        "critic": (GOAL, ObsTerm(name="pos", kind="signal", size=1, history=2)),
+        "critic": (ObsTerm(name="pos", kind="signal", size=1, history=2), GOAL),
         "goal": (GOAL,),
         "achieved": (POS,),
     },
@@ -43,7 +43,7 @@ class GoalStream(Stream):
         pos = torch.arange(self.num_envs)[:, None] + self.next_number
         self.next_number += self.num_envs
         goal = -1.0 - pos
-        critic = torch.cat([goal, pos, pos], 1)
+        critic = torch.cat([pos, pos, goal], 1)
         actor = torch.cat([pos, 0.5 * goal], 1)
         return {"actor": actor, "critic": critic, "goal": goal, "achieved": pos}
 
@@ -125,9 +125,9 @@ def test_the_goal_stands_in_its_columns_and_is_paid_by_the_task():
         assert torch.equal(obs["goal"][:800], goal)
         assert torch.equal(obs["actor"][:800, 1:], 0.5 * goal.clamp(max=60.0))
         assert (goal > 60).any()  # so that the clip was tried
-        assert torch.equal(obs["critic"][:800, :1], goal)
-        assert torch.equal(obs["critic"][:, 1], obs["critic"][:, 2])
-        assert torch.equal(obs["critic"][:, 1], obs["actor"][:, 0])
+        assert torch.equal(obs["critic"][:800, 2:], goal)
+        for column in (0, 1):
+            assert torch.equal(obs["critic"][:, column], obs["actor"][:, 0])
     distance = (batch.next_obs["achieved"] - batch.obs["goal"])[:800, 0].abs()
     assert torch.equal(batch.reward[:800], -distance)
     assert torch.equal(batch.discount[:800], torch.where(distance == 0, 0.0, GAMMA))
