@@ -78,6 +78,18 @@ class Reach(TaskEnv):
     id = "Reach-v0"
     Config = ReachConfig
     backends = ("torch",)
+    presets = {
+        "sac": {
+            "num_envs": 16,
+            "total_steps": 60_000,
+            "warmup_steps": 2_000,
+            "updates_per_step": 0.25,
+            "learning_rate": 1e-3,
+            "gamma": 0.95,
+            "hidden": (64, 64),
+            "hindsight": 4,
+        }
+    }
     metric_units = {"distance": "m"}
 
     def make_sim(self, backend, device, threads):
