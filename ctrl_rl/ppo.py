@@ -409,11 +409,16 @@ class PPO:
         return torch.tensor(column, device=self.device), torch.tensor(sign, device=self.device)
 
     def _with_image(self, name: str, x: Tensor) -> Tensor:
-        """(T, N, ...) or, with `mirror`, (T, 2 N, ...): each row and then its image."""
+        """(T, N, ...) or, with `mirror`, (T, 2 N, ...): each row and then its image.
+
+        The image of what is neither a group nor "action" is the same.
+        """
         if not self.config.mirror:
             return x
-        column, sign = self.images.get(name, (None, None))
-        image = x if column is None else x[..., column] * sign
+        image = x
+        if name in self.images:
+            column, sign = self.images[name]
+            image = x[..., column] * sign
         return torch.stack([x, image], 2).flatten(1, 2)
 
     def _values(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
