@@ -289,9 +289,38 @@ def cartpole(results: Path) -> str:
     return text + measured_on(cells)
 
 
+def hindsight(results: Path) -> str:
+    """SAC on the sparse reach task with and without goals from the future, every seed."""
+    cells = load("hindsight", results)
+    if not cells:
+        return f"Reach-v0: {NOT_MEASURED}."
+    rows = []
+    for name, title in (("hindsight", "SAC with hindsight"), ("plain", "SAC")):
+        found = [c["result"] for key, c in cells.items() if key.startswith(f"{name}-")]
+        if not found:
+            rows.append([title, "0", NOT_MEASURED, "", "", ""])
+            continue
+        share = lambda k, found=found: [100 * r[k] for r in found]  # noqa: E731
+        rows.append(
+            [
+                title,
+                str(len(found)),
+                ", ".join(f"{x:.0f} %" for x in share("success")),
+                f"{np.mean(share('there')):.0f} %",
+                f"{100 * np.mean([r['distance'] for r in found]):.1f} cm",
+                f"{np.median([r['train_wall_s'] for r in found]):.0f} s",
+            ]
+        )
+    steps = max(c["result"]["env_steps"] for c in cells.values())
+    head = [f"Reach-v0, {steps / 1e3:.0f} k env steps", "seeds", "episodes that end at the goal"]
+    text = markdown(head + ["steps at the goal", "mean distance", "training"], rows)
+    return text + measured_on(cells)
+
+
 TABLES: dict[str, Callable[[Path], str]] = {
     "go1_walk": go1_walk,
     "cartpole": cartpole,
+    "hindsight": hindsight,
     "gpu": gpu,
     "ppo_speed": ppo_speed,
     "ppo_halfcheetah": ppo_halfcheetah,

@@ -156,6 +156,20 @@ class ReplayBuffer:
             index = torch.where(bad, positions(), index)
         return index
 
+    def window(self, index: Tensor, num_steps: int) -> tuple[Tensor, Tensor]:
+        """Positions (B, n) of the steps from `index` (B,) on, and 1 (B, n) where they belong to it.
+
+        See `gather`, which says where a window is cut.
+        """
+        envs = self.num_envs
+        ahead = torch.arange(num_steps, device=self.device)
+        window = (index[:, None] + ahead * envs) % self.reward.numel()
+        ended = self.ended.view(-1)[window]
+        left = (self._slot - index.div(envs, rounding_mode="floor")) % len(self.obs)
+        goes_on = ~ended[:, :-1] & ~self.faulty.view(-1)[window[:, 1:]]
+        goes_on &= ahead[1:] < left[:, None]
+        return window, torch.cat([torch.ones_like(ended[:, :1]), goes_on], 1).cumprod(1)
+
     def gather(self, index: Tensor, num_steps: int = 1, gamma: float = 0.99) -> Batch:
         """The windows that begin at positions `index` (B,).
 
@@ -163,13 +177,7 @@ class ReplayBuffer:
         fault, and at the newest data; m counts the steps it has.
         """
         envs, size = self.num_envs, self.reward.numel()
-        ahead = torch.arange(num_steps, device=self.device)
-        window = (index[:, None] + ahead * envs) % size  # (B, n)
-        ended = self.ended.view(-1)[window]
-        left = (self._slot - index.div(envs, rounding_mode="floor")) % len(self.obs)
-        goes_on = ~ended[:, :-1] & ~self.faulty.view(-1)[window[:, 1:]]
-        goes_on &= ahead[1:] < left[:, None]
-        inside = torch.cat([torch.ones_like(ended[:, :1]), goes_on], 1).cumprod(1)
+        window, inside = self.window(index, num_steps)
         count = inside.sum(1)
         last = window.gather(1, count[:, None] - 1)[:, 0]
         powers = gamma ** torch.arange(num_steps + 1, device=self.device)

@@ -5,7 +5,7 @@ what the policy acts on next; `next_obs` is the true successor of the action and
 `obs` only in rows that ended. Learners bootstrap from `next_obs` where not terminated and cut
 where `terminated | truncated`: there is no other place for a final observation.
 
-Reading order: `Step` -> `VecEnv`.
+Reading order: `Step` -> `VecEnv` -> `GoalEnv`.
 """
 
 from dataclasses import dataclass, field
@@ -16,7 +16,8 @@ from torch import Tensor, device
 from ctrl_rl.spec import EnvSpec
 
 Obs = dict[str, Tensor]
-"""Group -> (N, d) float32. "actor": what the robot can measure; "critic": complete critic input."""
+"""Group -> (N, d) float32. "actor": what the robot can measure; "critic": complete critic input;
+"goal" and "achieved" in a task with goals: what is wanted and what is so, in the same numbers."""
 
 
 class Fault(NamedTuple):
@@ -89,4 +90,21 @@ class VecEnv(Protocol):
 
     def close(self) -> None:
         """Free threads and buffers."""
+        ...
+
+
+class GoalEnv(VecEnv, Protocol):
+    """A task with goals: reward and termination are functions of what was achieved and the goal.
+
+    The goal stands in "actor" and "critic" too, under the names of its terms, and no other term
+    there depends on it: so that a transition can be read as if the goal had been another one.
+    """
+
+    def reward_for(self, achieved: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
+        """Reward (B,) float32 and terminated (B,) bool of steps that led to `achieved` (B, G).
+
+        Args:
+            achieved: group "achieved" of the step's `next_obs`.
+            goal: group "goal" (B, G) of the observation that the policy acted on.
+        """
         ...

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ctrl_rl.env import Info, Obs, Step, VecEnv
+from ctrl_rl.env import GoalEnv, Info, Obs, Step, VecEnv
+from ctrl_rl.hindsight import with_goal
 from ctrl_rl.spec import ActionDim, Discrete, EnvSpec
 
 
@@ -447,6 +448,36 @@ def _check_reward(s: _Subject) -> Iterator[str]:
             return
 
 
+def _check_goals(s: _Subject) -> Iterator[str]:
+    """Where there are goals, `reward_for` gives reward and end of a step; policies see theirs."""
+    if "goal" not in s.spec.obs:
+        return
+    env: GoalEnv = s.env  # pyright: ignore[reportAssignmentType]
+    for t, step in enumerate(s.steps):
+        before = s.before(t)
+        goal, achieved = before["goal"], step.next_obs["achieved"]
+        healthy = torch.ones(s.num_envs, dtype=torch.bool)
+        healthy[[fault.row for fault in step.info.faults]] = False
+        found = env.reward_for(achieved.to(env.device), goal.to(env.device))
+        for name, value in zip(("reward", "terminated"), found, strict=True):
+            given = getattr(step, name)
+            if value.shape != given.shape or value.dtype != given.dtype:
+                yield f"reward_for gives {name} as {tuple(value.shape)} {value.dtype}"
+                return
+            off = (value.cpu().double() - given.double()).abs() > 1e-6 * (1 + given.double().abs())
+            if (off & healthy).any():
+                row = int((off & healthy).nonzero()[0])
+                yield (
+                    f"row {row} of step {t} has {name} {given[row].item():.9g}, "
+                    f"reward_for gives {value[row].item():.9g}"
+                )
+                return
+        for group in ("actor", s.spec.critic_group):
+            if not torch.equal(with_goal(s.spec, group, before[group], goal), before[group]):
+                yield f"the goal in obs[{group!r}] before step {t} is not that of obs['goal']"
+                return
+
+
 def _check_determinism(s: _Subject) -> Iterator[str]:
     """The same seed and actions give the same bits, whoever else draws from global generators.
 
@@ -628,6 +659,7 @@ CHECKS: dict[str, Callable[[_Subject], Iterator[str]]] = {
     "next_obs": _check_next_obs,
     "dead": _check_dead,
     "reward": _check_reward,
+    "goals": _check_goals,
     "aliasing": _check_aliasing,
     "starts": _check_starts,
     "determinism": _check_determinism,

@@ -450,8 +450,8 @@ def train(
         ValueError: the groups do not hold each of the environment's reward terms exactly once.
         Diverged: the update met a number that is not finite; the last checkpoint stands.
     """
-    check_groups(config.reward_groups, term_names(env), env.spec.task)
     distributed.refuse_group("multi_critic_ppo")
+    check_groups(config.reward_groups, term_names(env), env.spec.task)
     run = Run() if run is None else run
     learner = MultiCriticPPO(config, env.spec, env.device)
     if initial := run.initial(env.spec):

@@ -21,6 +21,11 @@ Deviations from the paper, each with its reason:
 6. The gradients of actor and critic are clipped apart: the critic's grows with the reward.
 7. With `target_kl` the learning rate follows the KL divergence measured on each minibatch:
    divided by 1.5 above twice the target, multiplied by 1.5 below half of it.
+8. With `mirror`, each sample stands beside its mirror image in its minibatch (Mittal et al.,
+   "Symmetry considerations for learning task symmetric robot policies", ICRA 2024,
+   arXiv:2403.04359): r_t = pi(M a_t | M s_t) / pi_old(a_t | s_t), with the advantage and the value
+   target of (s_t, a_t). That is 1 before the first step only where the policy is symmetric; the
+   KL divergence is that of the samples themselves.
 
 In a group of processes each holds its rows of the roll-out and of every minibatch; advantages,
 gradients, divergence and statistics are those of all rows: see `ctrl_rl.distributed`.
@@ -119,6 +124,8 @@ class PPOConfig:
     """Standard deviation of a continuous action at the start [action units]."""
     normalize_obs: bool = True
     """Normalise observations by running statistics."""
+    mirror: bool = False
+    """Learn from mirror images too, where the task has a mirror symmetry; doubles the update."""
     compile: str = "auto"
     """"on", "off", or "auto": compile the update if the run is long enough to gain from it."""
 
@@ -174,7 +181,8 @@ def ppo_loss(networks: "Networks", batch: tuple[Tensor, ...], config: PPOConfig)
     Args:
         networks: actor and critic.
         batch: normalised actor observation (B, d), critic observation (B, e), action (B, A) or
-            (B,), old_log_prob, advantage, value_target (B,).
+            (B,), old_log_prob, advantage, value_target (B,); with `mirror`, every second row is
+            the image of the one before.
         config: coefficients.
 
     Returns:
@@ -190,7 +198,8 @@ def ppo_loss(networks: "Networks", batch: tuple[Tensor, ...], config: PPOConfig)
     loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
     with torch.no_grad():
         clip_fraction = ((ratio - 1).abs() > config.clip_range).float().mean()
-        stats = (policy_loss, value_loss, kl_estimate(log_ratio), clip_fraction, entropy)
+        kl = kl_estimate(log_ratio[:: 1 + config.mirror])
+        stats = (policy_loss, value_loss, kl, clip_fraction, entropy)
         return loss, torch.stack(stats)
 
 
@@ -242,7 +251,8 @@ class PPO:
         device: torch device of networks and data.
 
     Raises:
-        ValueError: `num_minibatches` does not divide the samples of an iteration.
+        ValueError: `num_minibatches` does not divide the samples of an iteration, or `mirror` is
+            asked for in a task without one.
     """
 
     def __init__(self, config: PPOConfig, spec: EnvSpec, device: torch.device | str) -> None:
@@ -264,8 +274,9 @@ class PPO:
             for g in self.groups
             if config.normalize_obs
         }
+        self.images = {n: self._image(n) for n in (*self.groups, "action") if config.mirror}
         updates = config.num_epochs * config.num_minibatches * (config.total_steps // samples + 1)
-        rows = self.batch_size // distributed.world_size()
+        rows = (1 + config.mirror) * self.batch_size // distributed.world_size()
         self.step = MinibatchStep(
             self.networks,
             lambda networks, *batch: ppo_loss(networks, batch, config),
@@ -309,19 +320,19 @@ class PPO:
                 config.gae_lambda,
             )
             value_target = advantage + value
-            columns = [
-                self._normalize("actor", rollout.obs["actor"]),
-                self._normalize(self.groups[1], rollout.obs[self.groups[1]]),
-                rollout.action,
-                self.networks.distribution(rollout.head).log_prob(rollout.action),
-                standardized(advantage),
-                value_target,
-            ]
+            log_prob = self.networks.distribution(rollout.head).log_prob(rollout.action)
+            columns = [self._normalize(g, self._with_image(g, rollout.obs[g])) for g in self.groups]
+            columns.append(self._with_image("action", rollout.action))
+            for x in (log_prob, standardized(advantage), value_target):
+                columns.append(self._with_image("", x))
             columns = [x.flatten(0, 1) for x in columns]
         stats = []
         for _ in range(config.num_epochs):
             order = torch.randperm(self.samples, generator=self.generator, device=self.device)
             order, sizes = distributed.own_samples(order, self.batch_size, self.spec.num_envs)
+            if config.mirror:
+                order = torch.stack([2 * order, 2 * order + 1], 1).flatten()
+                sizes = [2 * size for size in sizes]
             shuffled = [x[order].split(sizes) for x in columns]
             for batch in zip(*shuffled, strict=True):
                 stats.append(self.step(*batch))
@@ -396,6 +407,24 @@ class PPO:
 
     def _normalize(self, group: str, obs: Tensor) -> Tensor:
         return self.normalizers[group](obs) if self.config.normalize_obs else obs
+
+    def _image(self, name: str) -> tuple[Tensor, Tensor]:
+        """Columns (d,) and signs (d,) of a group, or of "action", in the mirror."""
+        column, sign = self.spec.mirrored(name)
+        return torch.tensor(column, device=self.device), torch.tensor(sign, device=self.device)
+
+    def _with_image(self, name: str, x: Tensor) -> Tensor:
+        """(T, N, ...) or, with `mirror`, (T, 2 N, ...): each row and then its image.
+
+        The image of what is neither a group nor "action" is the same.
+        """
+        if not self.config.mirror:
+            return x
+        image = x
+        if name in self.images:
+            column, sign = self.images[name]
+            image = x[..., column] * sign
+        return torch.stack([x, image], 2).flatten(1, 2)
 
     def _values(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
         """V(obs) and V(next_obs), (T, N) each, from one call of the critic."""

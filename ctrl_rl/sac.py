@@ -46,6 +46,7 @@ from ctrl_rl.buffers import Batch, ReplayBuffer, updates_due
 from ctrl_rl.compiled import Diverged, MinibatchStep, pays
 from ctrl_rl.distributions import SquashedGaussian
 from ctrl_rl.env import Obs, VecEnv
+from ctrl_rl.hindsight import Hindsight, goal_groups
 from ctrl_rl.networks import ACTIVATIONS, MLP, QEnsemble, action_bounds
 from ctrl_rl.policy import LOG_STD_RANGE, Policy
 from ctrl_rl.rollout import Tally, faults_of_all_ranks
@@ -109,6 +110,9 @@ class SACConfig:
     """Widths of the hidden layers of actor and critics."""
     activation: str = "relu"
     """"elu", "relu" or "tanh"."""
+    hindsight: int = 0
+    """Transitions drawn with a goal from the future for each drawn as it was, 4 in the paper; in
+    tasks with goals only. 0 for none; see `ctrl_rl.hindsight`."""
     compile: str = "auto"
     """"on", "off", or "auto": compile the update if the run is long enough to gain from it."""
 
@@ -119,6 +123,7 @@ class SACConfig:
         checks += [(name, 0 < getattr(self, name) < math.inf, "positive") for name in positive]
         checks += [
             ("warmup_steps", self.warmup_steps >= 0, "0 or more"),
+            ("hindsight", self.hindsight >= 0, "0 or more"),
             ("gamma", 0 <= self.gamma <= 1, "in 0..1"),
             ("polyak", 0 < self.polyak <= 1, "above 0 and at most 1"),
             (
@@ -246,8 +251,16 @@ class SAC:
         self.tally = Tally(num_envs, self.device)
 
     def make_replay(self) -> ReplayBuffer:
-        """An empty buffer for what this learner reads."""
-        sizes = {g: self.spec.obs_size(g) for g in dict.fromkeys(("actor", self.critic_group))}
+        """An empty buffer for what this learner reads.
+
+        Raises:
+            ValueError: `hindsight` is asked for in a task without goals, or by several processes.
+        """
+        groups = ["actor", self.critic_group]
+        if self.config.hindsight:
+            distributed.refuse_group("sac with hindsight")
+            groups += goal_groups(self.spec)
+        sizes = {g: self.spec.obs_size(g) for g in dict.fromkeys(groups)}
         size = self.config.buffer_size // distributed.world_size()
         return ReplayBuffer(size, self.num_envs, sizes, self.spec.action_size, self.device)
 
@@ -399,6 +412,7 @@ def train(
     run = Run() if run is None else run
     sac = SAC(config, env.spec, env.device)
     replay, steps = sac.make_replay(), config.total_steps // distributed.world_size()
+    hindsight = Hindsight(replay, env, config.hindsight) if config.hindsight else None
     if initial := run.initial(env.spec):
         sac.warm_start(initial)
     run.start(METRICS, config, env, "sac", replay.nbytes_after(steps))
@@ -421,8 +435,12 @@ def train(
             stepped = time.perf_counter()
             due = (step - num_envs, step, config.warmup_steps, config.updates_per_step)
             for _ in range(updates_due(*due)):
-                drawn = distributed.own(replay.draw(config.batch_size, sac.generator), dim=0)
-                stats.append(sac.update(replay.gather(drawn, gamma=config.gamma)))
+                if hindsight:
+                    batch = hindsight.sample(config.batch_size, sac.generator, config.gamma)
+                else:
+                    drawn = distributed.own(replay.draw(config.batch_size, sac.generator), dim=0)
+                    batch = replay.gather(drawn, gamma=config.gamma)
+                stats.append(sac.update(batch))
             update_s += time.perf_counter() - stepped
         for at, fault in faults_of_all_ranks(faults, sac.num_envs):
             run.report_fault(at, fault)

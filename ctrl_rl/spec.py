@@ -4,8 +4,8 @@ Training builds its observation from these dataclasses and so does the program o
 that the two cannot drift apart. Standard library only: a robot's computer imports this file
 without torch or MuJoCo.
 
-Reading order: `KINDS` -> `ObsTerm` -> `ActionDim`, `Discrete` -> `Joint`, `Robot` -> `EnvSpec` ->
-`spec_differences`.
+Reading order: `KINDS` -> `ObsTerm` -> `ActionDim`, `Discrete` -> `Joint`, `Robot` -> `Mirror` ->
+`EnvSpec` -> `spec_differences`.
 """
 
 import json
@@ -209,6 +209,24 @@ class Robot:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Mirror:
+    """How observation and action look in a mirror that does not change the task.
+
+    An element is named by its label, or by its number where there are no labels. In the place of
+    each element stands the one that it takes its value from, with a minus if the sign turns:
+    ("-FL_hip_joint", "FL_thigh_joint", ...) at the places of the right leg, or ("0", "-1", "2")
+    for a vector in a body frame that swaps left and right.
+    """
+
+    terms: dict[str, tuple[str, ...]]
+    """Name of an observation term -> `size` elements; of every term of "actor" and "critic"."""
+    action: tuple[str, ...]
+
+
+_PLAIN = "without noise, delay and history, and in 'goal' and 'achieved' without scale and clip"
+
+
+@dataclass(frozen=True, kw_only=True)
 class EnvSpec:
     """The whole contract of one vectorised environment."""
 
@@ -225,6 +243,8 @@ class EnvSpec:
     max_episode_steps: int
     command: tuple[CommandDim, ...] = ()
     robot: Robot | None = None
+    mirror: Mirror | None = None
+    """For a task with a mirror symmetry, see `mirrored`."""
     history: tuple[str, ...] = field(default=())
     """What changed with each version of the task."""
 
@@ -237,8 +257,12 @@ class EnvSpec:
             _require(_distinct(names), who, f"a name stands twice in group {group!r}: {names}")
             measured = all(t.kind != PRIVILEGED for t in terms)
             _require(
-                group == "critic" or measured, who, f"a privileged term stands in group {group!r}"
+                measured or group in ("critic", "achieved"),
+                who,
+                f"a privileged term stands in group {group!r}",
             )
+        if "goal" in self.obs or "achieved" in self.obs:
+            self._check_goals()
         if not isinstance(self.action, Discrete):
             _require(bool(self.action), who, "the action has no elements")
             _require(_distinct(a.name for a in self.action), who, "an action's name stands twice")
@@ -252,6 +276,28 @@ class EnvSpec:
             who,
             f"step_dt {self.step_dt} is not a multiple of physics_dt {self.physics_dt}",
         )
+        if self.mirror is not None:
+            for name in ("action", *{"actor", "critic"} & set(self.obs)):
+                self.mirrored(name)
+
+    def _check_goals(self) -> None:
+        """Goal and achieved are raw and of one size; the policy's goal is a function of them."""
+        who = self.task
+        both = "goal" in self.obs and "achieved" in self.obs
+        _require(both, who, "observation groups 'goal' and 'achieved' come together")
+        sizes = self.obs_size("goal"), self.obs_size("achieved")
+        _require(sizes[0] == sizes[1], who, f"'goal' has {sizes[0]} columns, 'achieved' {sizes[1]}")
+        for group in ("goal", "achieved", "actor", self.critic_group):
+            known = {term.name: term for term in self.obs[group]}
+            for term in self.obs[group if group == "achieved" else "goal"]:
+                found = known.get(term.name)
+                where = f"{term.name!r} in group {group!r}"
+                _require(found is not None, who, f"the goal's term {where} is missing")
+                assert found is not None
+                plain = (found.noise, found.delay, found.history) == (0, (0, 0), 1)
+                if group in ("goal", "achieved"):
+                    plain = plain and set(found.scale) == {1.0} and found.clip is None
+                _require(found.size == term.size and plain, who, f"{where} must be {_PLAIN}")
 
     @property
     def decimation(self) -> int:
@@ -271,6 +317,44 @@ class EnvSpec:
     def action_size(self) -> int:
         """Columns of a continuous action, or the number of discrete choices."""
         return self.action.n if isinstance(self.action, Discrete) else len(self.action)
+
+    def mirrored(self, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Columns and signs of an observation group, or of "action", in the mirror.
+
+        The mirror image of x is `sign * x[:, column]`, and its own mirror image is x.
+
+        Raises:
+            ValueError: the task has no mirror, or one that does not fit; the message says where.
+        """
+        who = f"{self.task}: mirror"
+        if self.mirror is None:
+            raise ValueError(f"{self.task} does not say how it looks in a mirror")
+        if name == "action":
+            _require(not isinstance(self.action, Discrete), who, "a discrete action has none")
+            names = [dim.name for dim in self.action]  # pyright: ignore
+            column, sign = _signed(f"{who} of the action", self.mirror.action, names)
+            for i, (j, s) in enumerate(zip(column, sign, strict=True)):
+                a, b = self.action[i], self.action[j]  # pyright: ignore
+                bounds = (b.low, b.high) if s > 0 else (-b.high, -b.low)
+                same = (a.low, a.high, a.scale, a.offset) == (*bounds, b.scale, s * b.offset)
+                _require(same, who, f"{a.name!r} and {b.name!r} differ in bounds, scale or offset")
+            return column, sign
+        columns: list[int] = []
+        signs: list[int] = []
+        for term in self.obs[name]:
+            _require(term.name in self.mirror.terms, who, f"nothing is said of {term.name!r}")
+            names = list(term.labels) or [str(i) for i in range(term.size)]
+            column, sign = _signed(f"{who} of {term.name!r}", self.mirror.terms[term.name], names)
+            scale = term.scale * (term.size // len(term.scale))
+            same = all(scale[i] == scale[j] for i, j in enumerate(column))
+            _require(same, who, f"elements of {term.name!r} that change places differ in scale")
+            low, high = term.clip or (0.0, 0.0)
+            _require(min(sign) > 0 or low == -high, who, f"the clip of {term.name!r} has a side")
+            for _ in range(term.history):
+                start = len(columns)
+                columns += [start + j for j in column]
+                signs += sign
+        return tuple(columns), tuple(signs)
 
     def to_json(self) -> str:
         """Text that `from_json` turns into an equal object."""
@@ -298,6 +382,19 @@ class EnvSpec:
             raise ValueError(f"not an environment spec: {error} is missing") from None
         except (AttributeError, TypeError) as error:
             raise ValueError(f"not an environment spec: {error}") from None
+
+
+def _signed(who: str, elements: tuple[str, ...], names: list[str]):
+    """Columns and signs of a signed permutation of `names` that undoes itself."""
+    _require(len(elements) == len(names), who, f"needs {len(names)} elements")
+    bare = [e.removeprefix("-") for e in elements]
+    unknown = sorted(set(bare) - set(names))
+    _require(not unknown, who, f"no element is called {', '.join(unknown)}")
+    column = tuple(names.index(e) for e in bare)
+    sign = tuple(-1 if e.startswith("-") else 1 for e in elements)
+    back = all(column[j] == i and sign[j] == sign[i] for i, j in enumerate(column))
+    _require(back, who, "twice mirrored is not the same again")
+    return column, sign
 
 
 def spec_differences(a: EnvSpec, b: EnvSpec) -> list[str]:
@@ -358,6 +455,10 @@ def _build_spec(data: dict) -> EnvSpec:
     )
     data["command"] = tuple(_build(CommandDim, c) for c in data.get("command", ()))
     data["history"] = tuple(data.get("history", ()))
+    if data.get("mirror") is not None:
+        mirror = _build(Mirror, data["mirror"])
+        terms = {name: tuple(elements) for name, elements in mirror.terms.items()}
+        data["mirror"] = Mirror(terms=terms, action=mirror.action)
     if data.get("robot") is not None:
         robot = {**data["robot"]}
         robot["joints"] = tuple(_build(Joint, j) for j in robot["joints"])

@@ -44,6 +44,7 @@ from ctrl_rl.buffers import Batch, ReplayBuffer, updates_due
 from ctrl_rl.compiled import Diverged, MinibatchStep, pays
 from ctrl_rl.distributions import squash
 from ctrl_rl.env import Obs, VecEnv
+from ctrl_rl.hindsight import Hindsight, goal_groups
 from ctrl_rl.networks import ACTIVATIONS, MLP, QEnsemble, action_bounds
 from ctrl_rl.policy import Policy
 from ctrl_rl.rollout import Tally, faults_of_all_ranks
@@ -107,6 +108,9 @@ class TD3Config:
     """Widths of the hidden layers of actor and critics."""
     activation: str = "relu"
     """"elu", "relu" or "tanh"."""
+    hindsight: int = 0
+    """Transitions drawn with a goal from the future for each drawn as it was, 4 in the paper; in
+    tasks with goals only. 0 for none; see `ctrl_rl.hindsight`."""
     compile: str = "auto"
     """"on", "off", or "auto": compile the update if the run is long enough to gain from it."""
 
@@ -114,6 +118,7 @@ class TD3Config:
         at_least_one = ("total_steps", "buffer_size", "batch_size", "policy_delay")
         positive = ("updates_per_step", "learning_rate")
         not_negative = ("warmup_steps", "exploration_noise", "target_noise", "noise_clip")
+        not_negative += ("hindsight",)
         checks = [(name, getattr(self, name) >= 1, "at least 1") for name in at_least_one]
         checks += [(name, 0 < getattr(self, name) < math.inf, "positive") for name in positive]
         checks += [(n, 0 <= getattr(self, n) < math.inf, "0 or more") for n in not_negative]
@@ -221,8 +226,16 @@ class TD3:
         self.tally = Tally(num_envs, self.device)
 
     def make_replay(self) -> ReplayBuffer:
-        """An empty buffer for what this learner reads."""
-        sizes = {g: self.spec.obs_size(g) for g in dict.fromkeys(("actor", self.critic_group))}
+        """An empty buffer for what this learner reads.
+
+        Raises:
+            ValueError: `hindsight` is asked for in a task without goals, or by several processes.
+        """
+        groups = ["actor", self.critic_group]
+        if self.config.hindsight:
+            distributed.refuse_group("td3 with hindsight")
+            groups += goal_groups(self.spec)
+        sizes = {g: self.spec.obs_size(g) for g in dict.fromkeys(groups)}
         size = self.config.buffer_size // distributed.world_size()
         return ReplayBuffer(size, self.num_envs, sizes, self.spec.action_size, self.device)
 
@@ -377,6 +390,7 @@ def train(
     run = Run() if run is None else run
     td3 = TD3(config, env.spec, env.device)
     replay, steps = td3.make_replay(), config.total_steps // distributed.world_size()
+    hindsight = Hindsight(replay, env, config.hindsight) if config.hindsight else None
     if initial := run.initial(env.spec):
         td3.warm_start(initial)
     run.start(METRICS, config, env, "td3", replay.nbytes_after(steps))
@@ -399,8 +413,12 @@ def train(
             stepped = time.perf_counter()
             due = (step - num_envs, step, config.warmup_steps, config.updates_per_step)
             for _ in range(updates_due(*due)):
-                drawn = distributed.own(replay.draw(config.batch_size, td3.generator), dim=0)
-                stats.append(td3.update(replay.gather(drawn, gamma=config.gamma)))
+                if hindsight:
+                    batch = hindsight.sample(config.batch_size, td3.generator, config.gamma)
+                else:
+                    drawn = distributed.own(replay.draw(config.batch_size, td3.generator), dim=0)
+                    batch = replay.gather(drawn, gamma=config.gamma)
+                stats.append(td3.update(batch))
             update_s += time.perf_counter() - stepped
         for at, fault in faults_of_all_ranks(faults, td3.num_envs):
             run.report_fault(at, fault)

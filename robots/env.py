@@ -139,6 +139,14 @@ class TaskEnv:
         """Figures (N,) for the log, taken with the rewards."""
         return {}
 
+    def reward_for(self, achieved: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
+        """For groups "goal" and "achieved": see `ctrl_rl.env.GoalEnv`.
+
+        `reward_terms` and `terminations` must agree with it; take their numbers from here, as
+        float32, and they do to the bit.
+        """
+        raise NotImplementedError(f"{self.id} has no goals")
+
     def picture_file(self) -> Path:
         """MJCF that `frame` and the viewers draw, with the positions of `sim.qpos`."""
         raise NotImplementedError(f"{self.id} has no picture")

@@ -15,6 +15,13 @@ MODEL_PATH = Path(__file__).parent / "models" / "go1.xml"
 LEGS = ("FR", "FL", "RR", "RL")
 JOINTS = tuple(f"{leg}_{part}_joint" for leg in LEGS for part in ("hip", "thigh", "calf"))
 """Joint order of observations and actions."""
+_OTHER_SIDE = {"FR": "FL", "FL": "FR", "RR": "RL", "RL": "RR"}
+MIRRORED_LEGS = tuple(_OTHER_SIDE[leg] for leg in LEGS)
+"""The leg that stands in each leg's place when left and right change, in the order of `LEGS`."""
+MIRRORED_JOINTS = tuple(
+    ("-" if "hip" in joint else "") + _OTHER_SIDE[joint[:2]] + joint[2:] for joint in JOINTS
+)
+"""The same of joints: hips turn about the forward axis, so that their sign turns."""
 DEFAULT_JOINT_POS = (0.0, 0.9, -1.8) * 4
 """[rad], in the order of `JOINTS`."""
 HIP_OFFSET = (0.1881, 0.04675)

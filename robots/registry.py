@@ -8,5 +8,6 @@ TASKS = {
     "Walker2d-v5": "robots.tasks.gymnasium_bodies:Walker2d",
     "Ant-v5": "robots.tasks.gymnasium_bodies:Ant",
     "Humanoid-v5": "robots.tasks.gymnasium_bodies:Humanoid",
+    "Reach-v0": "robots.tasks.reach:Reach",
     "Pendulum-v0": "robots.tasks.pendulum:Pendulum",
 }

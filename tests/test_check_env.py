@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from toys import BROKEN, Toy
+from toys import BROKEN, GoalToy, Toy
 
 import ctrl_rl
 from ctrl_rl.env_check import CHECKS, NEED_MAKE, ContractError, check_env
@@ -16,11 +16,12 @@ ENDS_EARLY = ("Hopper-v5", "Walker2d-v5", "Ant-v5", "Humanoid-v5", "Go1-Velocity
 EVERY_BROKEN = [(check, toy) for check, toys in BROKEN.items() for toy in toys]
 
 
-def test_the_healthy_toy_passes_every_check():
-    report = check_env(lambda num_envs, seed: Toy(num_envs=num_envs, seed=seed))
+@pytest.mark.parametrize("toy", [Toy, GoalToy])
+def test_a_healthy_toy_passes_every_check(toy):
+    report = check_env(lambda num_envs, seed: toy(num_envs=num_envs, seed=seed))
     assert report.passed == tuple(CHECKS)
     assert not report.faults and not report.skipped
-    assert str(report) == "Toy-v0: 16 checks passed, 0 faults, 0 not made"
+    assert str(report) == f"{toy.id}: 17 checks passed, 0 faults, 0 not made"
 
 
 def test_every_check_has_a_toy_that_breaks_it():
@@ -68,7 +69,7 @@ def test_all_faults_stand_in_one_error():
     dead, reward = error.value.report.faults
     assert dead == "dead: critic/vel[0] is always 0.25"
     assert reward.startswith("reward: row ")
-    assert str(error.value).splitlines()[0] == "Toy-v0: 14 checks passed, 2 faults, 0 not made"
+    assert str(error.value).splitlines()[0] == "Toy-v0: 15 checks passed, 2 faults, 0 not made"
 
 
 def test_a_term_may_declare_itself_constant():

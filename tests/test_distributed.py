@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 from toys import Toy
 
+import ctrl_rl
 from ctrl_rl import cli, distributed, ppo, sac, td3
 from ctrl_rl.buffers import Batch
 from ctrl_rl.checkpoints import load_checkpoint
@@ -23,6 +25,7 @@ from ctrl_rl.env import Fault
 from ctrl_rl.normalize import Normalizer
 from ctrl_rl.rollout import Rollout
 from ctrl_rl.runs import Run
+from ctrl_rl.spec import Mirror
 
 TRAIN = (
     "train Pendulum-v0 --num-envs 6 --total-steps 480 --algo.num-steps 16 --algo.hidden 8"
@@ -146,14 +149,16 @@ def batch(seed: int, first: int, each: int, learner: ppo.PPO) -> Rollout:
     )
 
 
-def learn(compiled: str, num_minibatches: int) -> dict:
+def learn(compiled: str, num_minibatches: int, mirror: bool = False) -> dict:
     """State after three iterations on given batches, and the figures of each."""
     config = ppo.PPOConfig(
         num_steps=STEPS, num_minibatches=num_minibatches, hidden=(8,), num_epochs=3,
-        target_kl=0.003, compile=compiled,
+        target_kl=0.003, compile=compiled, mirror=mirror,
     )  # fmt: skip
     each, first = distributed.share(ENVS)
-    learner = ppo.PPO(config, Toy(num_envs=each).spec, "cpu")
+    turned = {name: ("-0",) for name in ("pos", "vel", "prev_action")}
+    image = Mirror(terms=turned, action=("-force",))
+    learner = ppo.PPO(config, replace(Toy(num_envs=each).spec, mirror=image), "cpu")
     noise = learner.draw_noise()
     figures = [learner.update(batch(seed, first, each, learner)) for seed in range(3)]
     return {
@@ -206,9 +211,9 @@ def learn_in_group(tmp_path, *options, before: str = "pass") -> list[dict]:
 
 def test_two_processes_learn_what_one_learns(tmp_path):
     # 24 minibatches of 2 samples: some lie on one of the ranks altogether.
-    for num_minibatches in (4, 24):
-        whole = learn("off", num_minibatches)
-        parts = learn_in_group(tmp_path, "off", num_minibatches)
+    for options in (("off", 4), ("off", 24), ("off", 24, True)):
+        whole = learn(*options)
+        parts = learn_in_group(tmp_path, *options)
         assert gap(parts[0], parts[1]) == 0  # to the bit
         assert gap(parts[0], whole) < 1e-5
         rates = [f["loss/learning_rate"] for f in whole["figures"]]
@@ -267,6 +272,17 @@ def test_a_learner_that_cannot_share_refuses_torchrun(as_rank, name):
     as_rank(0, 2)
     with pytest.raises(ValueError, match=f"{name} trains in one process"):
         learner.train(None, None)
+
+
+@pytest.mark.parametrize("name", ["sac", "td3"])
+def test_hindsight_refuses_torchrun(as_rank, name):
+    from ctrl_rl import registry
+
+    learner, env = registry.load("algos", name), ctrl_rl.make("Reach-v0", 1)
+    config = {"sac": sac.SACConfig, "td3": td3.TD3Config}[name](hindsight=4)
+    as_rank(0, 2)
+    with pytest.raises(ValueError, match=f"{name} with hindsight trains in one process"):
+        learner.train(config, env)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 6])

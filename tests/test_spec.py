@@ -166,6 +166,19 @@ def test_a_bad_term_is_refused_by_name(change, message):
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
+def goals(**changes):
+    """Groups of a task with goals, with one of them changed or left out (None)."""
+    groups = {group: {} for group in ("actor", "critic", "goal", "achieved")} | changes
+    return {g: (ObsTerm(**{**TERM, **c}),) for g, c in groups.items() if c is not None}
+
+
+def test_a_task_with_goals():
+    spec = EnvSpec(**{**SPEC, "obs": goals(actor={"scale": (2.0,), "clip": (0.0, 1.0)})})
+    assert EnvSpec.from_json(spec.to_json()) == spec
+    EnvSpec(**{**SPEC, "obs": goals(achieved={"kind": PRIVILEGED})})  # a simulator may know it
+    EnvSpec(**{**SPEC, "obs": goals(critic=None)})
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -176,6 +189,17 @@ def test_a_bad_term_is_refused_by_name(change, message):
             {"obs": {"actor": (ObsTerm(**{**TERM, "kind": PRIVILEGED}),)}},
             "a privileged term stands in group 'actor'",
         ),
+        ({"obs": goals(goal=None)}, "'goal' and 'achieved' come together"),
+        ({"obs": goals(achieved=None)}, "'goal' and 'achieved' come together"),
+        ({"obs": goals(achieved={"size": 3})}, "'goal' has 2 columns, 'achieved' 3"),
+        ({"obs": goals(goal={"scale": (2.0,)})}, "'pos' in group 'goal' must be without noise"),
+        ({"obs": goals(achieved={"clip": (0.0, 1.0)})}, "'pos' in group 'achieved' must be"),
+        ({"obs": goals(actor={"noise": 0.1})}, "'pos' in group 'actor' must be without noise"),
+        ({"obs": goals(actor={"delay": (0, 1)})}, "'pos' in group 'actor' must be without noise"),
+        ({"obs": goals(critic={"history": 2})}, "'pos' in group 'critic' must be without noise"),
+        ({"obs": goals(critic={"size": 3})}, "'pos' in group 'critic' must be without noise"),
+        ({"obs": goals(actor={"name": "x"})}, "goal's term 'pos' in group 'actor' is missing"),
+        ({"obs": goals(critic={"name": "x"})}, "goal's term 'pos' in group 'critic' is missing"),
         ({"action": ()}, "the action has no elements"),
         ({"action": (ActionDim(name="a"),) * 2}, "an action's name stands twice"),
         ({"num_envs": 0}, "num_envs must be at least 1"),

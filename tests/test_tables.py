@@ -104,6 +104,19 @@ def test_cartpole(results):
     assert "Median of 2 seeds 25 s, worst 30 s." in text
 
 
+def test_hindsight(results):
+    cell = {"train_wall_s": 50.2, "env_steps": 100_000, "success": 0.985, "there": 0.6}
+    cell["distance"] = 0.05
+    other = {**cell, "success": 1.0, "there": 0.8, "train_wall_s": 60.0, "distance": 0.03}
+    folder = results("hindsight", hindsight_s0={"result": cell}, hindsight_s1={"result": other})
+    text = table.hindsight(folder)
+    assert "| Reach-v0, 100 k env steps | seeds |" in text
+    assert "| SAC with hindsight | 2 | 98 %, 100 % | 70 % | 4.0 cm | 55 s |" in text
+    assert "| SAC | 0 | not measured |" in text
+    folder = results("hindsight", plain_s0={"result": {**cell, "success": 0.01}})
+    assert "| SAC | 1 | 1 % | 60 % | 5.0 cm | 50 s |" in table.hindsight(folder)
+
+
 def test_fill_replaces_between_the_markers_alone(results):
     page = "before\n<!-- table: latency -->\nold\n<!-- /table -->\nafter\n"
     folder = results(

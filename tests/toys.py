@@ -258,6 +258,84 @@ class NoTerms(Toy):
         return step
 
 
+class GoalToy(Toy):
+    """The toy with goals: it is paid for being near one, and an episode ends there."""
+
+    id = "GoalToy-v0"
+
+    def make_spec(self):
+        spec = super().make_spec()
+        goal = ObsTerm(name="goal", kind="command", size=1, unit="m", labels=("goal",))
+        scaled = dataclasses.replace(goal, scale=(2.0,), clip=(-0.4, 0.4))
+        obs = {
+            "actor": (*spec.obs["actor"], scaled),
+            "critic": (goal, *spec.obs["critic"]),
+            "goal": (goal,),
+            "achieved": (ObsTerm(name="pos", kind="signal", size=1, unit="m"),),
+        }
+        return dataclasses.replace(spec, obs=obs)
+
+    def prepare(self):
+        super().prepare()
+        self.goal = self.remember("goal", torch.zeros_like(self.sim.qpos))
+
+    def begin(self, rows):
+        super().begin(rows)
+        self.goal[rows] = self.uniform("goal", rows, 1, -0.5, 0.5)
+
+    def observe_terms(self, rows):
+        return {**super().observe_terms(rows), "goal": self.goal[rows]}
+
+    def reward_for(self, achieved, goal):
+        away = (achieved - goal)[:, 0].abs() > 0.05
+        return -away.float(), ~away
+
+    def reward_terms(self, action):
+        reward, self.reached = self.reward_for(self.sim.qpos.float(), self.goal.float())
+        return {"away": reward}
+
+    def terminations(self):
+        return {"reached": self.reached}
+
+
+@broken("goals")
+class PaysForMore(GoalToy):
+    def reward_terms(self, action):
+        return {**super().reward_terms(action), "force": -0.1 * action[:, 0].square()}
+
+
+@broken("goals")
+class EndsForMore(GoalToy):
+    def terminations(self):
+        return {**super().terminations(), "far": self.sim.qpos[:, 0].abs() > 0.6}
+
+
+@broken("goals")
+class PaysWithoutADimension(GoalToy):
+    def reward_for(self, achieved, goal):
+        reward, reached = super().reward_for(achieved, goal)
+        return reward[:, None], reached
+
+    def reward_terms(self, action):
+        return {"away": super().reward_terms(action)["away"][:, 0]}
+
+
+@broken("goals")
+class ShowsTheActorAnotherGoal(GoalToy):
+    def step(self, action):
+        step = super().step(action)
+        step.obs["actor"][:, -1] *= -1
+        return step
+
+
+@broken("goals")
+class ShowsTheCriticAnotherGoal(GoalToy):
+    def step(self, action):
+        step = super().step(action)
+        step.obs["critic"][:, 0] += 0.1
+        return step
+
+
 # Memory ---------------------------------------------------------------------------------------
 
 

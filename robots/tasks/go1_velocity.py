@@ -20,7 +20,7 @@ import mujoco
 import torch
 from torch import Tensor
 
-from ctrl_rl.spec import PRIVILEGED, ActionDim, CommandDim, EnvSpec, ObsTerm
+from ctrl_rl.spec import PRIVILEGED, ActionDim, CommandDim, EnvSpec, Mirror, ObsTerm
 from robots import go1
 from robots.env import TaskEnv, nominal_terms
 from robots.sim import Rows, make_mujoco_sim
@@ -102,6 +102,32 @@ PRIVILEGED_TERMS = (
     ObsTerm(kind=PRIVILEGED, name="action_delay", size=1, unit="s", scale=(50.0,), constant=True),
 )
 """What only a simulator knows, for the critic."""
+
+POLAR, AXIAL = ("0", "-1", "2"), ("-0", "1", "-2")
+"""A vector in the body frame, and an axis of rotation, when left and right change places."""
+
+MIRROR = Mirror(
+    terms={
+        "base_ang_vel": AXIAL,
+        "projected_gravity": POLAR,
+        "command": ("lin_vel_x", "-lin_vel_y", "-ang_vel_z"),
+        "joint_pos": go1.MIRRORED_JOINTS,
+        "joint_vel": go1.MIRRORED_JOINTS,
+        "prev_action": go1.MIRRORED_JOINTS,
+        "phase": ("-sin", "-cos"),  # the other diagonal swings: half a turn of the clock
+        "base_lin_vel": POLAR,
+        "foot_contact": go1.MIRRORED_LEGS,
+        "foot_height": go1.MIRRORED_LEGS,
+        "base_height": ("0",),
+        "friction": ("0",),
+        "trunk_mass": ("0",),
+        "trunk_com": POLAR,
+        "motor_strength": tuple(name.removeprefix("-") for name in go1.MIRRORED_JOINTS),
+        "action_delay": ("0",),
+    },
+    action=go1.MIRRORED_JOINTS,
+)
+"""Left and right change places."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,6 +310,7 @@ class Go1Velocity(TaskEnv):
                 for name, (unit, (low, high)) in command.items()
             ),
             robot=self.robot,
+            mirror=MIRROR,
         )
 
     # Observation terms ------------------------------------------------------------------------
