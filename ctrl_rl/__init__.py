@@ -7,7 +7,20 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what `__getattr__` finds, for editors and type checkers
-    from ctrl_rl import env, evaluation, policy, ppo, random, registry, runs, sac, spec, td3
+    from ctrl_rl import (
+        aro_ddpg,
+        ddpg,
+        env,
+        evaluation,
+        policy,
+        ppo,
+        random,
+        registry,
+        runs,
+        sac,
+        spec,
+        td3,
+    )
     from ctrl_rl.env_check import check_env
     from ctrl_rl.evaluation import evaluate
     from ctrl_rl.making import make, preset
@@ -26,12 +39,14 @@ _LAZY = {
 }
 _MODULES = (
     *("spec", "env", "random", "evaluation", "policy", "runs", "registry"),
-    *("ppo", "sac", "td3"),
+    *("ppo", "sac", "td3", "ddpg", "aro_ddpg"),
 )
 
 __all__ = [
     "Run",
+    "aro_ddpg",
     "check_env",
+    "ddpg",
     "env",
     "evaluate",
     "evaluation",

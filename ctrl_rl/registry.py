@@ -14,7 +14,13 @@ from typing import Any
 
 GROUPS = ("tasks", "algos", "policies", "commands")
 
-ALGOS = {"ppo": "ctrl_rl.ppo:", "sac": "ctrl_rl.sac:", "td3": "ctrl_rl.td3:"}
+ALGOS = {
+    "ppo": "ctrl_rl.ppo:",
+    "sac": "ctrl_rl.sac:",
+    "td3": "ctrl_rl.td3:",
+    "ddpg": "ctrl_rl.ddpg:",
+    "aro_ddpg": "ctrl_rl.aro_ddpg:",
+}
 """This package's algorithms. A module with `<NAME>Config`, `METRICS` and `train`."""
 
 COMMANDS = {
