@@ -198,10 +198,9 @@ class ARODDPG:
         start = torch.Generator().manual_seed(config.seed)
         self.generator = torch.Generator(self.device).manual_seed(config.seed + 1)
         self.critic_group = spec.critic_group
-        self.actor = Actor(config, spec.obs_size("actor"), low, high, start).to(self.device)
-        self.critic = Critics(
-            spec.obs_size(self.critic_group), low, high, config.hidden, config.activation, start
-        ).to(self.device)
+        shape = (low, high, config.hidden, config.activation, start)
+        self.actor = Actor(spec.obs_size("actor"), *shape).to(self.device)
+        self.critic = Critics(spec.obs_size(self.critic_group), *shape).to(self.device)
         self.target_actor = deepcopy(self.actor).requires_grad_(False)
         self.target_critic = deepcopy(self.critic).requires_grad_(False)
         updates = int(config.updates_per_step * config.total_steps)

@@ -163,11 +163,16 @@ class Actor(nn.Module):
     high: Tensor
 
     def __init__(
-        self, config: DDPGConfig, obs_size: int, low: Tensor, high: Tensor, generator
+        self,
+        obs_size: int,
+        low: Tensor,
+        high: Tensor,
+        hidden: tuple[int, ...],
+        activation: str,
+        generator: torch.Generator,
     ) -> None:
         super().__init__()
-        sizes = (obs_size, *config.hidden, len(low))
-        self.net = MLP(sizes, config.activation, 0.01, generator)
+        self.net = MLP((obs_size, *hidden, len(low)), activation, 0.01, generator)
         self.register_buffer("low", low, persistent=False)
         self.register_buffer("high", high, persistent=False)
 
@@ -197,10 +202,9 @@ class DDPG:
         start = torch.Generator().manual_seed(config.seed)
         self.generator = torch.Generator(self.device).manual_seed(config.seed + 1)
         self.critic_group = spec.critic_group
-        self.actor = Actor(config, spec.obs_size("actor"), low, high, start).to(self.device)
-        self.critic = QEnsemble(
-            1, spec.obs_size(self.critic_group), low, high, config.hidden, config.activation, start
-        ).to(self.device)
+        shape = (low, high, config.hidden, config.activation, start)
+        self.actor = Actor(spec.obs_size("actor"), *shape).to(self.device)
+        self.critic = QEnsemble(1, spec.obs_size(self.critic_group), *shape).to(self.device)
         self.target_actor = deepcopy(self.actor).requires_grad_(False)
         self.target_critic = deepcopy(self.critic).requires_grad_(False)
         updates = int(config.updates_per_step * config.total_steps)
