@@ -25,9 +25,10 @@ reading throughout:
   nothing there, since Q is known up to a constant.
 - A step that ended in a fault is not learned from.
 
-The constant of Q need not be tied down: a common error of the critics moves Q and rho alike and is
-gone only where rho is the gain. Two critics that differ make rho lower than the gain, by the mean
-of Q_i - min_i Q_i.
+rho trails the average reward, and meanwhile Q drifts by a constant, which changes no action: a
+common error steps many weights of the critics and the one of rho, so that the critics take most of
+it and pass it on to their targets (our reading; the docs page has figures). They come to rest only
+where rho is the gain, or lower by the mean of Q_i - min_i Q_i where the critics differ.
 
 Deviations from the code beyond that, each with its reason:
 
