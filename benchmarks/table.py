@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import aro_ddpg as aro_ddpg_cells
 from benchmarks.cells import RESULTS, ROOT, load
 from benchmarks.ppo_halfcheetah import verdict
 
@@ -162,6 +163,30 @@ def ppo_halfcheetah(results: Path) -> str:
     else:
         text += "\n\nFewer than five seeds on a side are shown, not judged."
     return text + measured_on(cells)
+
+
+def aro_ddpg(results: Path) -> str:
+    """Average reward of both learners on both tasks, every seed, and the verdicts."""
+    cells = load("aro_ddpg", results)
+    rows, verdicts = [], []
+    for task in aro_ddpg_cells.TASKS:
+        found = {}
+        for learner, label in (("aro_ddpg", "ARO-DDPG"), ("ddpg", "DDPG")):
+            seeds = [c for n, c in cells.items() if n.startswith(f"{learner}-{task}-")]
+            found[learner] = np.array([c["result"]["average_reward"] for c in seeds])
+            shown = ", ".join(f"{x:.2f}" for x in sorted(found[learner])) or NOT_MEASURED
+            rows.append([task, label, str(len(seeds)), shown])
+        if min(map(len, found.values())) >= 5:
+            v = aro_ddpg_cells.verdict(found["aro_ddpg"], found["ddpg"])
+            verdicts.append(
+                f"{task}: interquartile mean {v['iqm']:.2f} against {v['iqm_baseline']:.2f}, "
+                f"difference {v['difference']:+.2f}, 95 % interval {v['ci95'][0]:+.2f} to "
+                f"{v['ci95'][1]:+.2f}."
+            )
+        else:
+            verdicts.append(f"{task}: fewer than five seeds on a side are shown, not judged.")
+    text = markdown(["task", "learner", "seeds", "reward per step, each seed"], rows)
+    return text + "\n\n" + " ".join(verdicts) + measured_on(cells)
 
 
 def latency(results: Path) -> str:
@@ -321,6 +346,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "go1_walk": go1_walk,
     "cartpole": cartpole,
     "hindsight": hindsight,
+    "aro_ddpg": aro_ddpg,
     "gpu": gpu,
     "ppo_speed": ppo_speed,
     "ppo_halfcheetah": ppo_halfcheetah,

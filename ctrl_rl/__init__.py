@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what `__getattr__` finds, for editors and type checkers
     from ctrl_rl import (
+        aro_ddpg,
+        ddpg,
         env,
         evaluation,
         multi_critic_ppo,
@@ -39,12 +41,14 @@ _LAZY = {
 }
 _MODULES = (
     *("spec", "env", "random", "evaluation", "policy", "runs", "registry"),
-    *("ppo", "recurrent_ppo", "multi_critic_ppo", "sac", "td3"),
+    *("ppo", "recurrent_ppo", "multi_critic_ppo", "sac", "td3", "ddpg", "aro_ddpg"),
 )
 
 __all__ = [
     "Run",
+    "aro_ddpg",
     "check_env",
+    "ddpg",
     "env",
     "evaluate",
     "evaluation",

@@ -193,6 +193,14 @@ class ReplayBuffer:
             torch.where(self.terminated.view(-1)[last], 0.0, powers[count]),
         )
 
+    def following(self, index: Tensor) -> Obs:
+        """What was acted on next, group -> (B, d): where an episode ended, a new one's first.
+
+        For objectives that go on after a termination. Elsewhere it is the `next_obs` of one step.
+        """
+        at = (index + self.num_envs) % self.reward.numel()
+        return self._split(self.obs.view(self.reward.numel(), -1)[at])
+
     def sample(
         self,
         batch_size: int,

@@ -53,9 +53,9 @@ class Result:
 
     metrics: dict[str, Metric]
     """`episode_return`, `episode_length`, `terminated_rate`, `fault_rate`, then the task's own
-    figures, each the mean over the steps of an episode."""
+    figures, each the mean over the steps of an episode; `average_reward`, the reward per step."""
     episodes: dict[str, Tensor]
-    """The same before averaging, (K,) float64 each, in the order (environment, episode)."""
+    """The same before averaging, but the last; (K,) float64 each, by (environment, episode)."""
 
     def log(self) -> dict[str, float]:
         """The means under `eval/` keys, for `Run.log`."""
@@ -143,19 +143,44 @@ def evaluate(
 
     values = {name: column.flatten()[:episodes].cpu() for name, column in table.items()}
     units = {"episode_length": "steps", **getattr(env, "metric_units", {})}
-    return Result(
-        metrics={
-            name: _metric(value, units.get(name, "-"), rate=name.endswith("_rate"))
-            for name, value in values.items()
-        },
-        episodes=values,
-    )
+    metrics = {
+        name: _metric(value, units.get(name, "-"), rate=name.endswith("_rate"))
+        for name, value in values.items()
+    }
+    metrics["average_reward"] = ratio_metric(values["episode_return"], values["episode_length"])
+    return Result(metrics=metrics, episodes=values)
 
 
 def _metric(values: Tensor, unit: str, rate: bool) -> Metric:
     """Mean and interval of one figure."""
     ci95 = wilson(int(values.sum()), len(values)) if rate else bootstrap(values)
     return Metric(mean=float(values.mean()), ci95=ci95, n=len(values), unit=unit)
+
+
+def ratio_metric(total: Tensor, steps: Tensor) -> Metric:
+    """Sum of `total` per step over all episodes, with the bootstrap interval over episodes.
+
+    Each step counts the same, whatever the length of its episode: what the mean of the episodes'
+    own ratios would not give.
+    """
+    import numpy as np
+    from scipy.stats import bootstrap as resample
+
+    mean, ci95 = float(total.sum() / steps.sum()), None
+    if len(total) > 1:
+        ci95 = (mean, mean)
+        if (total != mean * steps).any():
+            found = resample(
+                (total.numpy(), steps.numpy()),
+                lambda x, y, axis: x.sum(axis) / y.sum(axis),
+                n_resamples=RESAMPLES,
+                confidence_level=0.95,
+                paired=True,
+                method="percentile",  # stands where all but one episode are equal
+                rng=np.random.default_rng(0),
+            ).confidence_interval
+            ci95 = float(found.low), float(found.high)
+    return Metric(mean=mean, ci95=ci95, n=len(total), unit="-")
 
 
 def wilson(hits: int, n: int) -> tuple[float, float]:

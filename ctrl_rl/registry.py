@@ -20,6 +20,8 @@ ALGOS = {
     "multi_critic_ppo": "ctrl_rl.multi_critic_ppo:",
     "sac": "ctrl_rl.sac:",
     "td3": "ctrl_rl.td3:",
+    "ddpg": "ctrl_rl.ddpg:",
+    "aro_ddpg": "ctrl_rl.aro_ddpg:",
 }
 """This package's algorithms. A module with `<NAME>Config`, `METRICS` and `train`."""
 

@@ -156,7 +156,7 @@ def learn(compiled: str, num_minibatches: int, mirror: bool = False) -> dict:
         target_kl=0.003, compile=compiled, mirror=mirror,
     )  # fmt: skip
     each, first = distributed.share(ENVS)
-    turned = {name: ("-0",) for name in ("pos", "vel", "prev_action")}
+    turned = dict.fromkeys(("pos", "vel", "prev_action"), ("-0",))
     image = Mirror(terms=turned, action=("-force",))
     learner = ppo.PPO(config, replace(Toy(num_envs=each).spec, mirror=image), "cpu")
     noise = learner.draw_noise()
@@ -264,7 +264,7 @@ def as_rank(monkeypatch):
     return pretend
 
 
-@pytest.mark.parametrize("name", ["recurrent_ppo", "multi_critic_ppo"])
+@pytest.mark.parametrize("name", ["recurrent_ppo", "multi_critic_ppo", "ddpg", "aro_ddpg"])
 def test_a_learner_that_cannot_share_refuses_torchrun(as_rank, name):
     from ctrl_rl import registry
 

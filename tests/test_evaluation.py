@@ -7,7 +7,7 @@ import torch
 
 import ctrl_rl
 from ctrl_rl.env import Fault, Info, Step
-from ctrl_rl.evaluation import bootstrap, evaluate, wilson
+from ctrl_rl.evaluation import bootstrap, evaluate, ratio_metric, wilson
 from ctrl_rl.policy import Policy
 from ctrl_rl.spec import ActionDim, EnvSpec, ObsTerm
 
@@ -92,6 +92,18 @@ def test_the_first_k_by_environment_and_episode_count():
 def test_short_episodes_are_not_favoured():
     env = Lengths(*[(1,)] * 5, *[(9,)] * 5)
     assert evaluate(Still(env), env, 10).metrics["episode_length"].mean == 5.0
+
+
+def test_the_average_reward_counts_every_step_the_same():
+    # 2 in 2 steps and 30 in 10: 32 / 12, where the mean of the two ratios would be 2
+    found = ratio_metric(torch.tensor([2.0, 30.0]), torch.tensor([2.0, 10.0]))
+    assert found.mean == pytest.approx(32 / 12) and found.n == 2
+    assert found.ci95 == pytest.approx((1.0, 3.0))  # both resamples of one episode alone
+    same = ratio_metric(torch.tensor([2.0, 4.0]), torch.tensor([1.0, 2.0]))
+    assert same.ci95 == (2.0, 2.0)
+    assert ratio_metric(torch.tensor([2.0]), torch.tensor([1.0])).ci95 is None
+    env = Lengths((2, 4), (10, 12))
+    assert evaluate(Still(env), env, 4).metrics["average_reward"].mean == 1.0
 
 
 def test_rates_count_terminations_and_faults():

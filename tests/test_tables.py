@@ -74,6 +74,24 @@ def test_verdict_by_hand():
     assert same["ci95"] == (1.0, 1.0)
 
 
+def test_aro_ddpg_judges_from_five_seeds_on(results):
+    cell = lambda x: {"result": {"average_reward": x}}  # noqa: E731
+    cells = {f"aro_ddpg-HalfCheetah-v5-s{k}": cell(float(k)) for k in range(5)}
+    cells |= {f"ddpg-HalfCheetah-v5-s{k}": cell(1.0) for k in range(5)}
+    cells |= {f"aro_ddpg-Walker2d-v5-s{k}": cell(3.0) for k in range(4)}
+    folder = results("aro_ddpg")
+    for name, content in cells.items():
+        results("aro_ddpg", x=content)
+        (folder / "aro_ddpg/x.json").rename(folder / f"aro_ddpg/{name}.json")
+    text = table.aro_ddpg(folder)
+    assert "| HalfCheetah-v5 | ARO-DDPG | 5 | 0.00, 1.00, 2.00, 3.00, 4.00 |" in text
+    # Middle three of 0 .. 4: mean 2; DDPG is 1 throughout.
+    assert "HalfCheetah-v5: interquartile mean 2.00 against 1.00, difference +1.00, 95 %" in text
+    assert "| Walker2d-v5 | ARO-DDPG | 4 | 3.00, 3.00, 3.00, 3.00 |" in text
+    assert "| Walker2d-v5 | DDPG | 0 | not measured |" in text
+    assert "Walker2d-v5: fewer than five seeds on a side are shown, not judged." in text
+
+
 def test_go1_walk(results):
     metrics = {}
     for k, physics in enumerate(("training", "fine", "randomised")):

@@ -44,6 +44,17 @@ SAC = {"num_envs": 1, "warmup_steps": 10_000}
 TD3 = {"num_envs": 1, "warmup_steps": 10_000}
 """Those of the authors' code after the paper: 256-256, batch 256, 3e-4, as the defaults here."""
 
+DDPG = {
+    "num_envs": 1,
+    "batch_size": 256,
+    "buffer_size": 100_000,
+    "actor_learning_rate": 3e-4,
+    "critic_learning_rate": 3e-4,
+    "polyak": 0.005,
+    "hidden": (128, 128),
+}
+"""Of DDPG and ARO-DDPG alike: the latter's defaults, from its authors' code for cheetah run."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class BodyConfig:
@@ -149,7 +160,7 @@ class Body(TaskEnv):
     contact_forces: bool = False
     normal_velocities: bool = False
     """Initial velocities are normal; else uniform."""
-    presets = {"ppo": PPO, "sac": SAC, "td3": TD3}
+    presets = {"ppo": PPO, "sac": SAC, "td3": TD3, "ddpg": DDPG, "aro_ddpg": DDPG}
 
     def make_sim(self, backend, device, threads):
         """gymnasium's model file, unchanged."""

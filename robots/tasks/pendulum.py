@@ -50,6 +50,20 @@ def acceleration(qpos: Tensor, qvel: Tensor, ctrl: Tensor) -> Tensor:
 OFF_POLICY = {"learning_rate": 1e-3, "hidden": (64, 64)}
 """Of SAC and TD3."""
 
+DDPG = {
+    "num_envs": 1,
+    "total_steps": 20_000,
+    "warmup_steps": 1_000,
+    "update_every": 1,
+    "batch_size": 256,
+    "buffer_size": 20_000,
+    "actor_learning_rate": 1e-3,
+    "critic_learning_rate": 1e-3,
+    "polyak": 0.005,
+    "hidden": (64, 64),
+}
+"""Of DDPG and ARO-DDPG."""
+
 
 class Pendulum(TaskEnv):
     """Swing a torque-limited pendulum up and hold it."""
@@ -65,6 +79,8 @@ class Pendulum(TaskEnv):
             "reward_groups": {"upright": ("angle", "speed"), "effort": ("torque",)},
             "group_weights": {"effort": 0.1},
         },
+        "ddpg": DDPG,
+        "aro_ddpg": DDPG,
     }
 
     def make_sim(self, backend, device, threads):
