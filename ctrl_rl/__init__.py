@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what `__getattr__` finds, for editors and type checkers
-    from ctrl_rl import env, evaluation, policy, ppo, random, registry, runs, sac, spec, td3
+    from ctrl_rl import env, evaluation, fast_sac, policy, ppo, random, registry, runs, sac, spec, td3
     from ctrl_rl.env_check import check_env
     from ctrl_rl.evaluation import evaluate
     from ctrl_rl.making import make, preset
@@ -26,7 +26,7 @@ _LAZY = {
 }
 _MODULES = (
     *("spec", "env", "random", "evaluation", "policy", "runs", "registry"),
-    *("ppo", "sac", "td3"),
+    *("ppo", "sac", "td3", "fast_sac"),
 )
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "env",
     "evaluate",
     "evaluation",
+    "fast_sac",
     "load_policy",
     "make",
     "policy",

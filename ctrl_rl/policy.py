@@ -14,7 +14,8 @@ values (`MLP` is `ctrl_rl.networks.MLP`):
     "deterministic_mlp"      action before tanh (A,)       "noise_std" (A,)        tanh
     "categorical_mlp"        logits (n,)                   softmax                 none
 
-"tanh" stretches to the bounds of each dimension (`ctrl_rl.distributions.squash`).
+"tanh" stretches to the bounds of each dimension (`ctrl_rl.distributions.squash`); where the spec
+has none, a section's optional "action_bound" stands in: -action_bound .. action_bound.
 
 The observation statistics travel with the weights: a section without the key is refused, so that
 a policy is never run on unscaled input by accident; `None` says that it was trained without.
@@ -31,7 +32,7 @@ from torch import Tensor, nn
 from ctrl_rl.checkpoints import load_checkpoint
 from ctrl_rl.distributions import squash
 from ctrl_rl.env import Obs
-from ctrl_rl.networks import MLP
+from ctrl_rl.networks import MLP, action_bounds
 from ctrl_rl.normalize import Normalizer
 from ctrl_rl.runs import find_checkpoint
 from ctrl_rl.spec import Discrete, EnvSpec, spec_differences
@@ -84,8 +85,11 @@ class PolicyModule(nn.Module):
         self.net.load_state_dict(section["weights"])
         self.bounds, self.squashed = False, section["bound"] == "tanh"
         if section["bound"] != "none" and not isinstance(spec.action, Discrete):
-            low = torch.tensor([dim.low for dim in spec.action], dtype=torch.float32)
-            high = torch.tensor([dim.high for dim in spec.action], dtype=torch.float32)
+            if self.squashed:
+                low, high = action_bounds(spec, "the policy", section.get("action_bound"))
+            else:
+                low = torch.tensor([dim.low for dim in spec.action], dtype=torch.float32)
+                high = torch.tensor([dim.high for dim in spec.action], dtype=torch.float32)
             self.bounds = bool((low.isfinite() | high.isfinite()).any())
             self.register_buffer("low", low)
             self.register_buffer("high", high)

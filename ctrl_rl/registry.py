@@ -14,7 +14,12 @@ from typing import Any
 
 GROUPS = ("tasks", "algos", "policies", "commands")
 
-ALGOS = {"ppo": "ctrl_rl.ppo:", "sac": "ctrl_rl.sac:", "td3": "ctrl_rl.td3:"}
+ALGOS = {
+    "ppo": "ctrl_rl.ppo:",
+    "sac": "ctrl_rl.sac:",
+    "td3": "ctrl_rl.td3:",
+    "fast_sac": "ctrl_rl.fast_sac:",
+}
 """This package's algorithms. A module with `<NAME>Config`, `METRICS` and `train`."""
 
 COMMANDS = {
