@@ -7,7 +7,19 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what `__getattr__` finds, for editors and type checkers
-    from ctrl_rl import env, evaluation, fast_sac, policy, ppo, random, registry, runs, sac, spec, td3
+    from ctrl_rl import (
+        env,
+        evaluation,
+        fast_sac,
+        policy,
+        ppo,
+        random,
+        registry,
+        runs,
+        sac,
+        spec,
+        td3,
+    )
     from ctrl_rl.env_check import check_env
     from ctrl_rl.evaluation import evaluate
     from ctrl_rl.making import make, preset
