@@ -188,7 +188,7 @@ def project(prob: Tensor, moved: Tensor, atoms: Tensor) -> Tensor:
     place = (moved.clamp(atoms[0], atoms[-1]) - atoms[0]) / spacing
     below = place.floor().clamp(0, len(atoms) - 2)
     upper = prob * (place - below)
-    index = below.long()
+    index = below.nan_to_num().long()  # a NaN shows in the mass, and then in the loss
     out = torch.zeros_like(prob).scatter_add(1, index, prob - upper)
     return out.scatter_add(1, index + 1, upper)
 
