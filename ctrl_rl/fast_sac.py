@@ -62,7 +62,7 @@ METRICS: dict[str, str] = {
     "loss/actor": "L_pi, mean over those of them that step the actor [reward]",
     "value/q": "mean value of the target distributions on the minibatches [reward]",
     "value/edge_mass": "mass of the target distributions on the outermost atoms: 0 is well",
-    "policy/entropy": "mean of -log pi(a|s), in action units [nat]",
+    "policy/entropy": "mean of -log pi of the drawn actions, in action units [nat]",
     "policy/temperature": "alpha, mean over the same updates [reward/nat]",
     "replay/size": "transitions in the replay buffer",
     "rollout/episode_return": "mean return of the episodes that ended since the last row",
