@@ -48,7 +48,7 @@ from torch import Tensor, nn
 
 from ctrl_rl.buffers import Batch, ReplayBuffer, updates_due
 from ctrl_rl.compiled import Diverged, MinibatchStep, pays
-from ctrl_rl.distributions import SquashedGaussian
+from ctrl_rl.distributions import SquashedGaussian, project
 from ctrl_rl.env import Obs, Step, VecEnv
 from ctrl_rl.networks import ACTIVATIONS, MLP, EnsembleMLP, action_bounds
 from ctrl_rl.normalize import Normalizer
@@ -168,29 +168,6 @@ class FastSACConfig:
 
 
 # Losses -------------------------------------------------------------------------------------
-
-
-def project(prob: Tensor, moved: Tensor, atoms: Tensor) -> Tensor:
-    """Mass at moved atoms, put on the evenly spaced ones (Bellemare et al., algorithm 1).
-
-    An atom between two of `atoms` gives each a share that falls linearly with the distance, so the
-    mean stays; one beyond the outermost goes there whole.
-
-    Args:
-        prob: (B, K).
-        moved: (B, K) places of that mass.
-        atoms: (K,) ascending.
-
-    Returns:
-        Mass (B, K) at `atoms`.
-    """
-    spacing = (atoms[-1] - atoms[0]) / (len(atoms) - 1)
-    place = (moved.clamp(atoms[0], atoms[-1]) - atoms[0]) / spacing
-    below = place.floor().clamp(0, len(atoms) - 2)
-    upper = prob * (place - below)
-    index = below.nan_to_num().long()  # a NaN shows in the mass, and then in the loss
-    out = torch.zeros_like(prob).scatter_add(1, index, prob - upper)
-    return out.scatter_add(1, index + 1, upper)
 
 
 def target_distribution(

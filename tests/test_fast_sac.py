@@ -37,7 +37,8 @@ from test_ppo import Blind, Counter, differing, slope
 import ctrl_rl
 from ctrl_rl import fast_sac, registry, sac
 from ctrl_rl.compiled import Diverged
-from ctrl_rl.fast_sac import FastSAC, FastSACConfig, project, target_distribution
+from ctrl_rl.distributions import project
+from ctrl_rl.fast_sac import FastSAC, FastSACConfig, target_distribution
 from ctrl_rl.networks import EnsembleMLP, action_bounds
 from ctrl_rl.policy import Policy, load_policy
 from ctrl_rl.runs import Run
