@@ -223,7 +223,7 @@ class Go1Velocity(TaskEnv):
         },
         "fast_sac": {
             "num_envs": 512,
-            "value_bound": 8.0,
+            "value_bound": 3.0,
             "action_bound": 2.5,
             "gamma": 0.97,
             "updates_per_step": 1 / 128,
