@@ -12,6 +12,7 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for editors and type checkers
         ddpg,
         env,
         evaluation,
+        fast_sac,
         multi_critic_ppo,
         policy,
         ppo,
@@ -41,7 +42,8 @@ _LAZY = {
 }
 _MODULES = (
     *("spec", "env", "random", "evaluation", "policy", "runs", "registry"),
-    *("ppo", "recurrent_ppo", "multi_critic_ppo", "sac", "td3", "ddpg", "aro_ddpg"),
+    *("ppo", "recurrent_ppo", "multi_critic_ppo"),
+    *("sac", "td3", "fast_sac", "ddpg", "aro_ddpg"),
 )
 
 __all__ = [
@@ -52,6 +54,7 @@ __all__ = [
     "env",
     "evaluate",
     "evaluation",
+    "fast_sac",
     "load_policy",
     "make",
     "multi_critic_ppo",

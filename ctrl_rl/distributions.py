@@ -180,3 +180,31 @@ class Categorical:
         """KL(self || other)."""
         log_prob = self.logits.log_softmax(-1)
         return (log_prob.exp() * (log_prob - other.logits.log_softmax(-1))).sum(-1)
+
+
+def project(
+    prob: Float[Tensor, "B K"], moved: Float[Tensor, "B K"], atoms: Float[Tensor, " K"]
+) -> Float[Tensor, "B K"]:
+    """Mass at moved atoms, put on evenly spaced ones.
+
+    Bellemare et al., "A distributional perspective on reinforcement learning", ICML 2017,
+    arXiv:1707.06887, algorithm 1.
+
+    An atom between two of `atoms` gives each a share that falls linearly with the distance, so the
+    mean stays; one beyond the outermost goes there whole.
+
+    Args:
+        prob: mass of each atom.
+        moved: where it lies.
+        atoms: where it is put; ascending.
+
+    Returns:
+        Mass at `atoms`.
+    """
+    spacing = (atoms[-1] - atoms[0]) / (len(atoms) - 1)
+    place = (moved.clamp(atoms[0], atoms[-1]) - atoms[0]) / spacing
+    below = place.floor().clamp(0, len(atoms) - 2)
+    upper = prob * (place - below)
+    index = below.nan_to_num().long()  # a NaN shows in the mass, and then in the loss
+    out = torch.zeros_like(prob).scatter_add(1, index, prob - upper)
+    return out.scatter_add(1, index + 1, upper)

@@ -76,6 +76,8 @@ class EnsembleMLP(nn.Module):
         activation: a key of `ACTIVATIONS`.
         last_gain: gain of the last layer.
         generator: source of the initial weights; None for torch's global one.
+        layer_norm: shift and scale the input of each activation to mean 0 and deviation 1 over the
+            layer (Ba et al., arXiv:1607.06450), without parameters of its own.
 
     Raises:
         ValueError: an unknown activation, or fewer than two sizes.
@@ -88,8 +90,10 @@ class EnsembleMLP(nn.Module):
         activation: str,
         last_gain: float = 1.0,
         generator: torch.Generator | None = None,
+        layer_norm: bool = False,
     ) -> None:
         super().__init__()
+        self.layer_norm = layer_norm
         members = [MLP(sizes, activation, last_gain, generator) for _ in range(count)]
         self.activation = ACTIVATIONS[activation]
         self.layers: Any = nn.ModuleList()
@@ -104,7 +108,8 @@ class EnsembleMLP(nn.Module):
         *hidden, last = self.layers
         x = x.expand(last.bias.shape[0], -1, -1)
         for layer in hidden:
-            x = self.activation(torch.baddbmm(layer.bias, x, layer.weight))
+            x = torch.baddbmm(layer.bias, x, layer.weight)
+            x = self.activation(nn.functional.layer_norm(x, x.shape[-1:]) if self.layer_norm else x)
         return torch.baddbmm(last.bias, x, last.weight)
 
 
@@ -146,11 +151,19 @@ class QEnsemble(nn.Module):
         return self.net(torch.cat([obs, scaled], 1))[..., 0]
 
 
-def action_bounds(spec: EnvSpec, learner: str) -> tuple[Tensor, Tensor]:
+def action_bounds(
+    spec: EnvSpec, learner: str, action_bound: float | None = None
+) -> tuple[Tensor, Tensor]:
     """Bounds (A,) that a learner squashes its actions to, in action units.
 
+    Args:
+        spec: the environment's contract.
+        learner: its name, for the error.
+        action_bound: stands in for infinite bounds, as -action_bound and action_bound.
+
     Raises:
-        ValueError: the task's actions are discrete, or one has no bound.
+        ValueError: the task's actions are discrete; one has no bound and `action_bound` is None;
+            `action_bound` has no effect, or leaves an action no room.
     """
     if isinstance(spec.action, Discrete):
         raise ValueError(f"{learner} needs continuous actions; {spec.task} has {spec.action.n} "
@@ -158,9 +171,18 @@ def action_bounds(spec: EnvSpec, learner: str) -> tuple[Tensor, Tensor]:
     unbounded = [
         d.name for d in spec.action if not (math.isfinite(d.low) and math.isfinite(d.high))
     ]
-    if unbounded:
+    if unbounded and action_bound is None:
         raise ValueError(
             f"{learner} squashes actions to their bounds, and {spec.task} gives none for "
-            f"{', '.join(unbounded)}: use ppo, or give them bounds in the task"
+            f"{', '.join(unbounded)}: use ppo, or fast_sac with action_bound"
         )
-    return torch.tensor([d.low for d in spec.action]), torch.tensor([d.high for d in spec.action])
+    if action_bound is not None and not unbounded:
+        raise ValueError(f"leave action_bound out: {spec.task} bounds its actions itself")
+    stand_in = 0.0 if action_bound is None else action_bound
+    low, high = (
+        torch.tensor([x if math.isfinite(x) else side * stand_in for x in ends])
+        for side, ends in ((-1, [d.low for d in spec.action]), (1, [d.high for d in spec.action]))
+    )
+    if not bool((low < high).all()):
+        raise ValueError(f"action_bound {action_bound} leaves an action of {spec.task} no room")
+    return low, high

@@ -104,6 +104,8 @@ class PolicyModule(nn.Module):
             high = torch.tensor([dim.high for dim in spec.action], dtype=torch.float32)
             if limits := section.get("limits"):
                 low, high = limits["low"], limits["high"]
+            if self.squashed and not bool((low.isfinite() & high.isfinite()).all()):
+                raise ValueError(f"the policy section lacks limits, and {spec.task} has no bounds")
             self.bounds = bool((low.isfinite() | high.isfinite()).any())
             self.register_buffer("low", low)
             self.register_buffer("high", high)

@@ -20,6 +20,7 @@ ALGOS = {
     "multi_critic_ppo": "ctrl_rl.multi_critic_ppo:",
     "sac": "ctrl_rl.sac:",
     "td3": "ctrl_rl.td3:",
+    "fast_sac": "ctrl_rl.fast_sac:",
     "ddpg": "ctrl_rl.ddpg:",
     "aro_ddpg": "ctrl_rl.aro_ddpg:",
 }

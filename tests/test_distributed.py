@@ -264,7 +264,9 @@ def as_rank(monkeypatch):
     return pretend
 
 
-@pytest.mark.parametrize("name", ["recurrent_ppo", "multi_critic_ppo", "ddpg", "aro_ddpg"])
+@pytest.mark.parametrize(
+    "name", ["recurrent_ppo", "multi_critic_ppo", "fast_sac", "ddpg", "aro_ddpg"]
+)
 def test_a_learner_that_cannot_share_refuses_torchrun(as_rank, name):
     from ctrl_rl import registry
 

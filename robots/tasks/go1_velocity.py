@@ -246,7 +246,16 @@ class Go1Velocity(TaskEnv):
             "hidden": (128, 128),
             "initial_std": 0.6,
             "normalize_obs": False,
-        }
+        },
+        "fast_sac": {
+            "num_envs": 512,
+            "value_bound": 3.0,
+            "action_bound": 2.5,
+            "gamma": 0.97,
+            "updates_per_step": 1 / 128,
+            "batch_size": 2048,
+            "critic_hidden": (128, 128),
+        },
     }
 
     metric_units = {

@@ -75,6 +75,14 @@ class Pendulum(TaskEnv):
         "ppo": {},
         "sac": {"num_envs": 1, "total_steps": 20_000, "warmup_steps": 1_000, **OFF_POLICY},
         "td3": {"num_envs": 1, "total_steps": 20_000, "warmup_steps": 1_000, **OFF_POLICY},
+        "fast_sac": {
+            "num_envs": 64,
+            "total_steps": 100_000,
+            "batch_size": 256,
+            "value_bound": 500.0,
+            "hidden": (64, 64),
+            "critic_hidden": (64, 64),
+        },
         "multi_critic_ppo": {
             "reward_groups": {"upright": ("angle", "speed"), "effort": ("torque",)},
             "group_weights": {"effort": 0.1},
