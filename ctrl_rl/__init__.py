@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what `__getattr__` finds, for editors and type checkers
-    from ctrl_rl import env, evaluation, policy, ppo, random, registry, runs, spec
+    from ctrl_rl import env, evaluation, policy, ppo, random, registry, runs, sac, spec, td3
     from ctrl_rl.env_check import check_env
     from ctrl_rl.evaluation import evaluate
     from ctrl_rl.making import make, preset
@@ -24,7 +24,10 @@ _LAZY = {
     "load_policy": "ctrl_rl.policy",
     "Run": "ctrl_rl.runs",
 }
-_MODULES = ("spec", "env", "random", "ppo", "evaluation", "policy", "runs", "registry")
+_MODULES = (
+    *("spec", "env", "random", "evaluation", "policy", "runs", "registry"),
+    *("ppo", "sac", "td3"),
+)
 
 __all__ = [
     "Run",
@@ -40,7 +43,9 @@ __all__ = [
     "random",
     "registry",
     "runs",
+    "sac",
     "spec",
+    "td3",
 ]
 
 

@@ -95,6 +95,10 @@ class ReplayBuffer:
         """Memory of all tensors, whether filled or not [bytes]."""
         return sum(x.nbytes for x in (*self._grids().values(), self._kept))
 
+    def nbytes_after(self, steps: int) -> int:
+        """About what a save writes after `steps` env steps [bytes]."""
+        return self.nbytes * min(steps // self.num_envs + 1, len(self.obs)) // len(self.obs)
+
     def add(self, obs: Obs, action: Tensor, step: Step) -> None:
         """Take in one step of the N environments.
 

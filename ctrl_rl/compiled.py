@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
-BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-5  # Adam; epsilon as in OpenAI baselines' PPO
+BETA1, BETA2 = 0.9, 0.999  # Adam
 
 Objective = Callable[..., tuple[Tensor, Tensor]]
 """`objective(module, *batch) -> (loss (), stats (K,))`, a pure function of its tensors."""
@@ -46,9 +46,13 @@ class MinibatchStep:
         objective: see `Objective`; it may call any method of the module.
         learning_rate: initial step size.
         max_grad_norm: a longer gradient is scaled down to this Euclidean norm; apart for each
-            child of the module, so that a critic's large gradient does not drown the actor's.
+            child of the module, so that a critic's large gradient does not drown the actor's. None
+            leaves gradients as they are.
         adapt: see `Adapt`; None for a fixed learning rate.
         compiled: use the compiled graphs; batches must then keep their shapes.
+        epsilon: Adam's; the default as in OpenAI baselines' PPO.
+        check_each: look at loss and gradient before each step. False spares the wait for the
+            device; the caller then gives `check` the mean of what many steps returned.
     """
 
     def __init__(
@@ -56,11 +60,14 @@ class MinibatchStep:
         module: nn.Module,
         objective: Objective,
         learning_rate: float,
-        max_grad_norm: float,
+        max_grad_norm: float | None,
         adapt: Adapt | None = None,
         compiled: bool = False,
+        epsilon: float = 1e-5,
+        check_each: bool = True,
     ) -> None:
         self.max_grad_norm, self.adapt, self.compiled = max_grad_norm, adapt, compiled
+        self.epsilon, self.check_each = epsilon, check_each
         self._bound = _Bound(module, objective)
         self._names = tuple(name for name, _ in self._bound.named_parameters())
         self._parameters = tuple(self._bound.parameters())
@@ -77,7 +84,7 @@ class MinibatchStep:
             [self._flat],
             lr=torch.tensor(learning_rate, device=device),
             betas=(BETA1, BETA2),
-            eps=EPSILON,
+            eps=epsilon,
             fused=True,
         )
         self.optimizer.state[self._flat] = {
@@ -98,19 +105,22 @@ class MinibatchStep:
             The objective's stats, then the gradient's norm before clipping and the loss (K + 2,).
 
         Raises:
-            Diverged: loss or gradient is not finite; nothing was changed.
+            Diverged: loss or gradient is not finite; nothing was changed. Not with `check_each`
+                False.
         """
         if self.compiled and self._graphs is None:
             self._compile(batch)
         if self._graphs is None or not self.compiled:
             gradient, stats = self._gradient(*batch)
-            self._check(stats)
+            if self.check_each:
+                self.check(stats)
             self._eager_adam(gradient, stats)
             return stats
         compiled_gradient, compiled_adam = self._graphs
         with torch.no_grad():
             gradient, stats = compiled_gradient(self._flat.detach(), *batch)
-            self._check(stats)
+            if self.check_each:
+                self.check(stats)
             compiled_adam(*self._adam_state(), gradient, stats)
         return stats
 
@@ -168,7 +178,7 @@ class MinibatchStep:
         step.add_(1)
         exp_avg.lerp_(gradient, 1 - BETA1)
         exp_avg_sq.lerp_(gradient.square(), 1 - BETA2)
-        denominator = (exp_avg_sq / (1 - BETA2**step)).sqrt() + EPSILON
+        denominator = (exp_avg_sq / (1 - BETA2**step)).sqrt() + self.epsilon
         flat.sub_(learning_rate * (exp_avg / (1 - BETA1**step)) / denominator)
 
     def _compile(self, batch: tuple[Tensor, ...]) -> None:
@@ -207,13 +217,16 @@ class MinibatchStep:
         return flat, torch.cat([stats, torch.stack([norm, loss.detach()])])
 
     def _clip(self, gradient: Tensor) -> Tensor:
+        if self.max_grad_norm is None:
+            return gradient
         parts = gradient.split(self._child_sizes)
         norms = [torch.linalg.vector_norm(part) + 1e-6 for part in parts]
         factors = [(self.max_grad_norm / norm).clamp(max=1.0) for norm in norms]
         return torch.cat([part * f for part, f in zip(parts, factors, strict=True)])
 
     @staticmethod
-    def _check(stats: Tensor) -> None:
+    def check(stats: Tensor) -> None:
+        """Raise Diverged unless the last two of `stats`, as a call returns them, are finite."""
         norm, loss = stats[-2:].tolist()
         if not abs(norm + loss) < float("inf"):
             raise Diverged(f"loss {loss:.4g}, gradient norm {norm:.4g}")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import softplus
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -87,6 +88,53 @@ class ClippedGaussian(DiagGaussian):
         side = (action <= self.low).to(z.dtype) - (action >= self.high).to(z.dtype)
         tail = _log_tail(side * z)
         return torch.where(side == 0, inside, tail).sum(-1)
+
+
+def squash(
+    x: Float[Tensor, "*batch A"], low: Float[Tensor, " A"], high: Float[Tensor, " A"]
+) -> Float[Tensor, "*batch A"]:
+    """tanh, stretched to finite bounds per dimension: 0 becomes the middle of the range."""
+    stretched = torch.addcmul((high + low) / 2, (high - low) / 2, torch.tanh(x))
+    return torch.clamp(stretched, low, high)  # rounding could pass a bound by one bit
+
+
+@dataclass(frozen=True)
+class SquashedGaussian:
+    """A normal u whose samples pass through `squash`: action = middle + half_range tanh(u).
+
+    log pi(a) = log N(u) - sum log(half_range (1 - tanh(u)^2)): the density is that of the action
+    in its own units (Haarnoja et al., arXiv:1812.05905, appendix C, and the change of units).
+    1 - tanh(u)^2 is written as 4 e^(-2u) / (1 + e^(-2u))^2, which does not round to 0.
+
+    Args:
+        mean: (..., A), of u.
+        log_std: (..., A), of u.
+        low: (A,), finite, in action units.
+        high: (A,), finite, in action units.
+    """
+
+    mean: Float[Tensor, "*batch A"]
+    log_std: Float[Tensor, "*batch A"]
+    low: Float[Tensor, " A"]
+    high: Float[Tensor, " A"]
+
+    def mode(self) -> Float[Tensor, "*batch A"]:
+        """The squashed mean of u, which is the median of the action."""
+        return squash(self.mean, self.low, self.high)
+
+    def sample(self, noise: Float[Tensor, "*batch A"]) -> Float[Tensor, "*batch A"]:
+        """From standard normal noise, within the bounds."""
+        return squash(torch.addcmul(self.mean, self.log_std.exp(), noise), self.low, self.high)
+
+    def sample_with_log_prob(
+        self, noise: Float[Tensor, "*batch A"]
+    ) -> tuple[Float[Tensor, "*batch A"], Float[Tensor, "*batch"]]:
+        """A sample and its log density; both carry gradients to mean and log_std."""
+        u = torch.addcmul(self.mean, self.log_std.exp(), noise)
+        normal = -0.5 * noise.square() - self.log_std - _HALF_LOG_2PI
+        slope = 2 * (math.log(2) - u - softplus(-2 * u))  # log(1 - tanh(u)^2)
+        log_prob = normal - slope - ((self.high - self.low) / 2).log()
+        return squash(u, self.low, self.high), log_prob.sum(-1)
 
 
 def _log_tail(z: Float[Tensor, "*batch A"]) -> Float[Tensor, "*batch A"]:

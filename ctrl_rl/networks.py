@@ -1,4 +1,4 @@
-"""The multilayer perceptron that actors, critics and exported policies share."""
+"""The multilayer perceptrons that actors, critics and exported policies share."""
 
 import itertools
 import math
@@ -7,6 +7,8 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+
+from ctrl_rl.spec import Discrete, EnvSpec
 
 ACTIVATIONS = {
     "elu": partial(nn.functional.elu, inplace=True),  # its backward then reads the result: no exp
@@ -59,3 +61,105 @@ class MLP(nn.Module):
         for layer in hidden:
             x = self.activation(layer(x))
         return last(x)
+
+
+class EnsembleMLP(nn.Module):
+    """E networks of one shape on the same input, each layer one batched product.
+
+    Parameters are named `layers.{i}.weight` (E, in, out) and `layers.{i}.bias` (E, 1, out) and
+    start as E independent `MLP`s do.
+
+    Args:
+        count: E.
+        sizes: width of the input, the hidden layers and the output.
+        activation: a key of `ACTIVATIONS`.
+        last_gain: gain of the last layer.
+        generator: source of the initial weights; None for torch's global one.
+
+    Raises:
+        ValueError: an unknown activation, or fewer than two sizes.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        sizes: Sequence[int],
+        activation: str,
+        last_gain: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        members = [MLP(sizes, activation, last_gain, generator) for _ in range(count)]
+        self.activation = ACTIVATIONS[activation]
+        self.layers = nn.ModuleList()
+        for same_layer in zip(*(member.layers for member in members), strict=True):
+            layer = nn.Module()
+            layer.weight = nn.Parameter(torch.stack([x.weight.detach().T for x in same_layer]))
+            layer.bias = nn.Parameter(torch.stack([x.bias.detach()[None] for x in same_layer]))
+            self.layers.append(layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, sizes[0]) to (E, B, sizes[-1])."""
+        *hidden, last = self.layers
+        x = x.expand(last.bias.shape[0], -1, -1)
+        for layer in hidden:
+            x = self.activation(torch.baddbmm(layer.bias, x, layer.weight))
+        return torch.baddbmm(last.bias, x, last.weight)
+
+
+class QEnsemble(nn.Module):
+    """E action values of an observation and an action, which enters scaled to -1..1.
+
+    Args:
+        count: E; 2 for a twin critic.
+        obs_size: columns of the observation.
+        low: (A,) finite bounds of the action, in its units.
+        high: (A,)
+        hidden: widths of the hidden layers.
+        activation: a key of `ACTIVATIONS`.
+        generator: source of the initial weights.
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(
+        self,
+        count: int,
+        obs_size: int,
+        low: Tensor,
+        high: Tensor,
+        hidden: Sequence[int],
+        activation: str,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        sizes = (obs_size + len(low), *hidden, 1)
+        self.net = EnsembleMLP(count, sizes, activation, 1.0, generator)
+        self.register_buffer("low", low, persistent=False)
+        self.register_buffer("high", high, persistent=False)
+
+    def forward(self, obs: Tensor, action: Tensor) -> Tensor:
+        """(B, d) and (B, A) in action units to (E, B)."""
+        scaled = (2 * action - (self.high + self.low)) / (self.high - self.low)
+        return self.net(torch.cat([obs, scaled], 1))[..., 0]
+
+
+def action_bounds(spec: EnvSpec, learner: str) -> tuple[Tensor, Tensor]:
+    """Bounds (A,) that a learner squashes its actions to, in action units.
+
+    Raises:
+        ValueError: the task's actions are discrete, or one has no bound.
+    """
+    if isinstance(spec.action, Discrete):
+        raise ValueError(f"{learner} needs continuous actions; {spec.task} has {spec.action.n} "
+                         "choices: use ppo")  # fmt: skip
+    unbounded = [
+        d.name for d in spec.action if not (math.isfinite(d.low) and math.isfinite(d.high))
+    ]
+    if unbounded:
+        raise ValueError(
+            f"{learner} squashes actions to their bounds, and {spec.task} gives none for "
+            f"{', '.join(unbounded)}: use ppo, or give them bounds in the task"
+        )
+    return torch.tensor([d.low for d in spec.action]), torch.tensor([d.high for d in spec.action])

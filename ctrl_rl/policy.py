@@ -3,10 +3,18 @@
 A *policy section* is the part of a checkpoint that describes it completely, in tensors and plain
 values (`MLP` is `ctrl_rl.networks.MLP`):
 
-    {"format": 1, "kind": "gaussian_mlp" | "categorical_mlp", "spec": EnvSpec as JSON,
+    {"format": 1, "kind": one of `KINDS`, "spec": EnvSpec as JSON,
      "group": "actor", "hidden": [128, 128], "activation": "elu",
-     "normalizer": {"mean", "var", "count", "clip", "epsilon"} | None, "bound": "clip" | "none",
-     "weights": {"layers.0.weight": ...}, "log_std": tensor (gaussian only)}
+     "normalizer": {"mean", "var", "count", "clip", "epsilon"} | None,
+     "bound": "clip" | "tanh" | "none", "weights": {"layers.0.weight": ...}}
+
+    kind                     the network gives             sampled with            bound
+    "gaussian_mlp"           mean (A,)                     "log_std" (A,)          clip, none
+    "squashed_gaussian_mlp"  mean and log_std (2 A,)       log_std                 tanh
+    "deterministic_mlp"      action before tanh (A,)       "noise_std" (A,)        tanh
+    "categorical_mlp"        logits (n,)                   softmax                 none
+
+"tanh" stretches to the bounds of each dimension (`ctrl_rl.distributions.squash`).
 
 The observation statistics travel with the weights: a section without the key is refused, so that
 a policy is never run on unscaled input by accident; `None` says that it was trained without.
@@ -21,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from ctrl_rl.checkpoints import load_checkpoint
+from ctrl_rl.distributions import squash
 from ctrl_rl.env import Obs
 from ctrl_rl.networks import MLP
 from ctrl_rl.normalize import Normalizer
@@ -30,7 +39,10 @@ from ctrl_rl.spec import Discrete, EnvSpec, spec_differences
 FORMAT = 1
 """Version of the policy section; another one is refused."""
 
-KINDS = ("gaussian_mlp", "categorical_mlp")
+KINDS = ("gaussian_mlp", "squashed_gaussian_mlp", "deterministic_mlp", "categorical_mlp")
+
+LOG_STD_RANGE = (-20.0, 2.0)
+"""Bounds of what a network gives as log_std (code of Haarnoja et al., 2018)."""
 
 _KEYS = (
     "format",
@@ -58,18 +70,20 @@ class PolicyModule(nn.Module):
     def __init__(self, section: dict, spec: EnvSpec) -> None:
         super().__init__()
         self.discrete = isinstance(spec.action, Discrete)
+        self.kind, self.action_size = section["kind"], spec.action_size
         width = spec.obs_size(section["group"])
         saved = section["normalizer"]
         self.normalizer = None
         if saved is not None:
             self.normalizer = Normalizer(width, saved["clip"], saved["epsilon"])
             self.normalizer.load_state_dict({k: saved[k] for k in ("mean", "var", "count")})
-        sizes = (width, *section["hidden"], spec.action_size)
+        outputs = spec.action_size * (2 if self.kind == "squashed_gaussian_mlp" else 1)
+        sizes = (width, *section["hidden"], outputs)
         # A generator of its own: building a policy must not move the global one.
         self.net = MLP(sizes, section["activation"], generator=torch.Generator())
         self.net.load_state_dict(section["weights"])
-        self.bounds = False
-        if section["bound"] == "clip" and not isinstance(spec.action, Discrete):
+        self.bounds, self.squashed = False, section["bound"] == "tanh"
+        if section["bound"] != "none" and not isinstance(spec.action, Discrete):
             low = torch.tensor([dim.low for dim in spec.action], dtype=torch.float32)
             high = torch.tensor([dim.high for dim in spec.action], dtype=torch.float32)
             self.bounds = bool((low.isfinite() | high.isfinite()).any())
@@ -77,17 +91,29 @@ class PolicyModule(nn.Module):
             self.register_buffer("high", high)
 
     def head(self, obs: Tensor) -> Tensor:
-        """The network's output: mean before the bound (N, A), or logits (N, n)."""
+        """The network's output, see the module's table."""
         return self.net(obs if self.normalizer is None else self.normalizer(obs))
 
     def bound(self, action: Tensor) -> Tensor:
-        """Clip to the spec's bounds, if the policy was trained so."""
+        """Clip or squash to the spec's bounds, as the policy was trained."""
+        if self.squashed:
+            return squash(action, self.low, self.high)
         return torch.clamp(action, self.low, self.high) if self.bounds else action
 
     def forward(self, obs: Tensor) -> Tensor:
         """The deterministic action."""
         out = self.head(obs)
-        return out.argmax(-1) if self.discrete else self.bound(out)
+        return out.argmax(-1) if self.discrete else self.bound(out[:, : self.action_size])
+
+    def sample(self, obs: Tensor, noise: Tensor, std: Tensor | None) -> Tensor:
+        """An action as during training, from standard normal noise (N, A)."""
+        out = self.head(obs)
+        if self.kind == "squashed_gaussian_mlp":
+            mean, log_std = out.chunk(2, -1)
+            return self.bound(mean + log_std.clamp(*LOG_STD_RANGE).exp() * noise)
+        if self.kind == "deterministic_mlp":
+            return torch.clamp(self.bound(out) + std * noise, self.low, self.high)
+        return self.bound(out + std * noise)
 
 
 class Policy:
@@ -124,7 +150,13 @@ class Policy:
         except RuntimeError as error:
             raise ValueError(f"weights or statistics do not fit: {_one_line(error)}") from None
         self.module.to(self.device).eval().requires_grad_(False)
-        self._log_std = None if discrete else section["log_std"].to(self.device)
+        if (section["bound"] == "tanh") != (section["kind"] in KINDS[1:3]):
+            raise ValueError(f"a {section['kind']} policy cannot have bound {section['bound']!r}")
+        self._std = None
+        if section["kind"] == "gaussian_mlp":
+            self._std = section["log_std"].to(self.device).exp()
+        elif section["kind"] == "deterministic_mlp":
+            self._std = section["noise_std"].to(self.device)
 
     @classmethod
     def from_section(cls, section: dict, device=None) -> "Policy":
@@ -151,11 +183,12 @@ class Policy:
     @torch.no_grad()
     def sample(self, obs: Obs | Tensor, generator: torch.Generator | None = None) -> Tensor:
         """A random action, as during training."""
-        out = self.module.head(read_group(obs, self.spec, self.group).to(self.device))
-        if self._log_std is None:
-            return torch.multinomial(out.softmax(-1), 1, generator=generator)[:, 0]
-        noise = torch.randn(out.shape, generator=generator, device=out.device)
-        return self.module.bound(out + self._log_std.exp() * noise)
+        x = read_group(obs, self.spec, self.group).to(self.device)
+        if self.module.discrete:
+            return torch.multinomial(self.module.head(x).softmax(-1), 1, generator=generator)[:, 0]
+        shape = (len(x), self.spec.action_size)
+        noise = torch.randn(shape, generator=generator, device=self.device)
+        return self.module.sample(x, noise, self._std)
 
     def reset(self, rows: Tensor | None = None) -> None:
         """Forget the memory of rows whose episode ended; a feed-forward policy has none."""

@@ -14,7 +14,7 @@ from typing import Any
 
 GROUPS = ("tasks", "algos", "policies", "commands")
 
-ALGOS = {"ppo": "ctrl_rl.ppo:"}
+ALGOS = {"ppo": "ctrl_rl.ppo:", "sac": "ctrl_rl.sac:", "td3": "ctrl_rl.td3:"}
 """This package's algorithms. A module with `<NAME>Config`, `METRICS` and `train`."""
 
 COMMANDS = {

@@ -1,4 +1,4 @@
-"""T steps of N environments, as on-policy algorithms learn from them."""
+"""T steps of N environments, as on-policy algorithms learn from them; and figures of any steps."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ctrl_rl.env import Fault, Obs, VecEnv
+from ctrl_rl.env import Fault, Obs, Step, VecEnv
+from ctrl_rl.returns import episode_sums
 
 Act = Callable[[Obs, Tensor], tuple[Tensor, Tensor]]
 
@@ -81,3 +82,43 @@ def collect(act: Act, env: VecEnv, noise: Tensor) -> tuple[Rollout, dict[str, fl
     )
     metrics = {k: torch.stack([i[k] for i in infos]).mean().item() for k in infos[0]}
     return rollout, {**metrics, "rollout/faults": len(faults)}
+
+
+class Tally:
+    """Figures of the steps since the last `flush`, for learners that log many steps at once.
+
+    Args:
+        num_envs: N.
+        device: the environment's.
+    """
+
+    def __init__(self, num_envs: int, device: torch.device | str) -> None:
+        self.unfinished = torch.zeros(2, num_envs, dtype=torch.float64, device=device)
+        """Return and length so far of the episodes that go on; decides what is logged later."""
+        self._steps: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._infos: list[dict[str, Tensor]] = []
+        self._faults = 0
+
+    def add(self, step: Step) -> None:
+        """Count one step."""
+        self._steps.append((step.reward, step.terminated, step.terminated | step.truncated))
+        self._infos.append({f"reward/{k}": v for k, v in step.info.reward_terms.items()})
+        self._infos[-1].update({f"task/{k}": v for k, v in step.info.metrics.items()})
+        self._faults += len(step.info.faults)
+
+    def flush(self) -> dict[str, float]:
+        """Means of reward terms and task figures, and `rollout/` figures of ended episodes."""
+        metrics = {
+            key: torch.stack([info[key] for info in self._infos]).mean().item()
+            for key in self._infos[0]
+        }
+        metrics["rollout/faults"] = self._faults
+        reward, terminated, ended = (torch.stack(x) for x in zip(*self._steps, strict=True))
+        episodes, self.unfinished = episode_sums(self.unfinished, reward, ended)
+        if episodes.shape[1]:
+            mean_return, mean_length = episodes.mean(1).tolist()
+            metrics["rollout/episode_return"] = mean_return
+            metrics["rollout/episode_length"] = mean_length
+            metrics["rollout/terminated"] = terminated.sum().item() / episodes.shape[1]
+        self._steps, self._infos, self._faults = [], [], 0
+        return metrics

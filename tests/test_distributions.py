@@ -2,10 +2,22 @@ import math
 
 import pytest
 import torch
+from torch.distributions import (
+    AffineTransform,
+    Normal,
+    TanhTransform,
+    TransformedDistribution,
+    kl_divergence,
+)
 from torch.distributions import Categorical as TorchCategorical
-from torch.distributions import Normal, kl_divergence
 
-from ctrl_rl.distributions import Categorical, ClippedGaussian, DiagGaussian
+from ctrl_rl.distributions import (
+    Categorical,
+    ClippedGaussian,
+    DiagGaussian,
+    SquashedGaussian,
+    squash,
+)
 
 LOW, HIGH = torch.tensor([-1.0, 0.0]), torch.tensor([1.0, math.inf])
 
@@ -116,3 +128,50 @@ def test_categorical_sample_has_the_right_shares():
     assert action.dtype == torch.int64
     found = torch.bincount(action) / 100_000
     assert (found - share).abs().max() < 0.006  # 4 standard errors
+
+
+def test_squash_stretches_each_dimension_to_its_own_bounds():
+    # O-17: raw 0 is the middle, tanh(raw) = 0.5 three quarters of the way.
+    low, high = torch.tensor([-1.0, 0.0]), torch.tensor([1.0, 10.0])
+    raw = torch.tensor([[0.0, 0.0], [math.atanh(0.5)] * 2, [40.0, 40.0], [-40.0, -40.0]])
+    expected = [[0.0, 5.0], [0.5, 7.5], [1.0, 10.0], [-1.0, 0.0]]
+    assert torch.allclose(squash(raw, low, high), torch.tensor(expected))
+    low, high = torch.tensor([-0.1, 0.1]), torch.tensor([0.7, 0.9])
+    for x in (squash(raw, low, high), squash(-raw, low, high)):  # no bit beyond a bound
+        assert (x >= low).all() and (x <= high).all()
+
+
+def test_squashed_log_prob_is_torch_s_with_the_scale_of_the_action():
+    low, high = torch.tensor([-1.0, 0.0]).double(), torch.tensor([1.0, 10.0]).double()
+    generator = torch.Generator().manual_seed(0)
+    mean, log_std, noise = torch.randn(3, 500, 2, generator=generator, dtype=torch.float64)
+    policy = SquashedGaussian(mean, log_std, low, high)
+    action, log_prob = policy.sample_with_log_prob(noise)
+    stretch = [TanhTransform(), AffineTransform((low + high) / 2, (high - low) / 2)]
+    theirs = TransformedDistribution(Normal(mean, log_std.exp()), stretch)
+    inside = (log_prob.isfinite() & ((action - low).abs() > 1e-3).all(1)
+              & ((high - action).abs() > 1e-3).all(1))  # fmt: skip
+    assert inside.sum() > 250
+    assert torch.allclose(log_prob[inside], theirs.log_prob(action).sum(1)[inside], atol=1e-6)
+    assert torch.equal(action, policy.sample(noise))
+    assert torch.equal(policy.mode(), squash(mean, low, high))
+
+
+def test_squashed_density_integrates_to_one_over_the_range():
+    """By hand: u on a fine grid is the action on a grid; sum of density x width is 1."""
+    u = torch.linspace(-8, 8, 40_001, dtype=torch.float64)[:, None]
+    low, high = torch.tensor([2.0]).double(), torch.tensor([7.0]).double()
+    mean, log_std = torch.full_like(u, 0.3), torch.full_like(u, -0.5)
+    noise = (u - mean) * (-log_std).exp()
+    action, log_prob = SquashedGaussian(mean, log_std, low, high).sample_with_log_prob(noise)
+    total = torch.trapezoid(log_prob.exp(), action[:, 0])
+    assert total.item() == pytest.approx(1.0, abs=1e-6)
+
+
+def test_squashed_gaussian_is_finite_far_out():
+    mean = torch.tensor([[60.0], [-60.0]], requires_grad=True)
+    policy = SquashedGaussian(mean, torch.full((2, 1), 2.0), torch.zeros(1), torch.ones(1))
+    action, log_prob = policy.sample_with_log_prob(torch.ones(2, 1))
+    assert action.tolist() == [[1.0], [0.0]]
+    gradient = torch.autograd.grad(log_prob.sum(), mean)[0]
+    assert log_prob.isfinite().all() and gradient.isfinite().all()

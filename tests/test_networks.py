@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from ctrl_rl.networks import ACTIVATIONS, MLP
+from ctrl_rl.networks import ACTIVATIONS, MLP, EnsembleMLP, QEnsemble
 
 
 def test_names_and_shapes():
@@ -70,3 +70,25 @@ def test_bad_arguments():
     with pytest.raises(ValueError, match="an input and an output size"):
         MLP((3,), "elu")
     assert math.isfinite(MLP((3, 2), "elu")(torch.ones(1, 3)).sum().item())
+
+
+def test_an_ensemble_is_its_members_side_by_side():
+    draw = lambda: torch.Generator().manual_seed(3)  # noqa: E731
+    both = EnsembleMLP(2, (3, 5, 2), "relu", 0.5, draw())
+    generator = draw()
+    members = [MLP((3, 5, 2), "relu", 0.5, generator) for _ in range(2)]
+    x = torch.randn(7, 3, generator=generator)
+    assert both(x).shape == (2, 7, 2)
+    torch.testing.assert_close(both(x), torch.stack([member(x) for member in members]))
+    shapes = {k: tuple(v.shape) for k, v in both.named_parameters()}
+    assert shapes["layers.0.weight"] == (2, 3, 5) and shapes["layers.1.bias"] == (2, 1, 2)
+
+
+def test_action_values_read_the_action_scaled_to_its_range():
+    low, high = torch.tensor([-1.0, 0.0]), torch.tensor([1.0, 10.0])
+    critic = QEnsemble(2, 1, low, high, (4,), "relu", torch.Generator().manual_seed(0))
+    seen = []
+    critic.net.register_forward_pre_hook(lambda _, x: seen.append(x[0]))
+    found = critic(torch.tensor([[7.0]] * 3), torch.tensor([[-1.0, 0.0], [0.0, 5.0], [0.5, 7.5]]))
+    assert found.shape == (2, 3)
+    assert seen[0].tolist() == [[7.0, -1.0, -1.0], [7.0, 0.0, 0.0], [7.0, 0.5, 0.5]]

@@ -38,6 +38,12 @@ PPO = {
 """Defaults of stable-baselines3's PPO, whose 2048 steps of one environment are 512 of each of 8
 here, in minibatches of 64; observations are normalised as in its zoo (ppo.yml, mujoco-defaults)."""
 
+SAC = {"num_envs": 1, "warmup_steps": 10_000}
+"""Defaults of the paper and of stable-baselines3's zoo (sac.yml): 256-256, batch 256, 3e-4."""
+
+TD3 = {"num_envs": 1, "warmup_steps": 10_000}
+"""Those of the authors' code after the paper: 256-256, batch 256, 3e-4, as the defaults here."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class BodyConfig:
@@ -143,7 +149,7 @@ class Body(TaskEnv):
     contact_forces: bool = False
     normal_velocities: bool = False
     """Initial velocities are normal; else uniform."""
-    presets = {"ppo": PPO}
+    presets = {"ppo": PPO, "sac": SAC, "td3": TD3}
 
     def make_sim(self, backend, device, threads):
         """gymnasium's model file, unchanged."""

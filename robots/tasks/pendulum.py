@@ -47,13 +47,21 @@ def acceleration(qpos: Tensor, qvel: Tensor, ctrl: Tensor) -> Tensor:
     return (speed - qvel) / STEP_DT
 
 
+OFF_POLICY = {"learning_rate": 1e-3, "hidden": (64, 64)}
+"""Of SAC and TD3."""
+
+
 class Pendulum(TaskEnv):
     """Swing a torque-limited pendulum up and hold it."""
 
     id = "Pendulum-v0"
     Config = PendulumConfig
     backends = ("torch",)
-    presets = {"ppo": {}}
+    presets = {
+        "ppo": {},
+        "sac": {"num_envs": 1, "total_steps": 20_000, "warmup_steps": 1_000, **OFF_POLICY},
+        "td3": {"num_envs": 1, "total_steps": 20_000, "warmup_steps": 1_000, **OFF_POLICY},
+    }
 
     def make_sim(self, backend, device, threads):
         """Closed form, gymnasium's integrator."""
