@@ -10,8 +10,17 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import ctrl_rl
-from benchmarks import cells, flops, learner_race, learners, peers, ppo_halfcheetah, ppo_loop
-from benchmarks import sac_speed, table
+from benchmarks import (
+    cells,
+    flops,
+    learner_race,
+    learners,
+    peers,
+    ppo_halfcheetah,
+    ppo_loop,
+    sac_speed,
+    table,
+)
 from benchmarks.dummy_env import ACTIONS, EPISODE, OBS, Dummy
 from benchmarks.sac_settings import SAC
 from ctrl_rl import sac
@@ -255,7 +264,7 @@ def test_speed_tables_say_what_is_not_measured(tmp_path):
     fastest = {"ours, compiled, 1 thread": 900.0, "ours, eager, 1 thread": 500.0}
     fastest |= {"rsl_rl, eager, 2 threads": 300.0, "skrl, 1 thread": 450.0}
     rates = {name: {"per_s": rate} for name, rate in fastest.items()}
-    result = {"per_s": rates, "share_of_peak": {n: 0.25 for n in rates}}
+    result = {"per_s": rates, "share_of_peak": dict.fromkeys(rates, 0.25)}
     write(
         tmp_path,
         "ppo_loop",
@@ -271,7 +280,7 @@ def test_speed_tables_say_what_is_not_measured(tmp_path):
     names = [f"{d}, {n}" for d in sac_speed.DESIGNS for n in ("1 thread", "2 threads")]
     result = {
         "per_s": {name: {"per_s": 100.0 + i} for i, name in enumerate(names)},
-        "share_of_peak": {name: 0.5 for name in names},
+        "share_of_peak": dict.fromkeys(names, 0.5),
         "ratio": 1.5,
     }
     write(tmp_path, "sac_speed", "updates", {}, result)
