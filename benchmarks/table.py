@@ -217,12 +217,9 @@ def sac_updates(results: Path) -> str:
     ]
     head = [f"SAC on {sac_speed.TASK}", "updates/s", "share of peak"]
     text = markdown([*head, "env steps/s, one update each"], rows)
-    ratios = [
-        f"{what} {r['ratio']:.2f}"
-        for what, r in (("updates", updates), ("whole loop", around))
-        if r
-    ]
-    if ratios:
+    floor = sac_speed.CELLS[0].config["floor"]
+    named = ((f"updates (floor {floor:.2f})", updates), ("whole loop", around))
+    if ratios := [f"{what} {r['ratio']:.2f}" for what, r in named if r]:
         text += f"\n\nBest of ctrl-rl over best of stable-baselines3: {', '.join(ratios)}."
     return text + measured_on(cells)
 

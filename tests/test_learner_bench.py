@@ -287,4 +287,4 @@ def test_speed_tables_say_what_is_not_measured(tmp_path):
     text = table.TABLES["sac_speed"](tmp_path)
     assert "| ctrl-rl, compiled, 2 threads | 101 | 50 % | not measured |" in text
     assert "| stable-baselines3, 1 thread | 104 | 50 % | not measured |" in text
-    assert "stable-baselines3: updates 1.50." in text
+    assert "stable-baselines3: updates (floor 1.40) 1.50." in text
