@@ -52,7 +52,7 @@ METRICS: dict[str, str] = {
     "loss/critic": "L_Q, mean over the updates since the last row [reward^2]",
     "loss/actor": "L_pi, likewise [reward]",
     "value/q": "mean action value of the two critics on the minibatches [reward]",
-    "policy/entropy": "mean of -log pi(a|s), in action units [nat]",
+    "policy/entropy": "mean of -log pi of the drawn actions, in action units [nat]",
     "policy/temperature": "alpha, mean over the same updates [reward/nat]",
     "replay/size": "transitions in the replay buffer",
     "rollout/episode_return": "mean return of the episodes that ended since the last row",

@@ -129,6 +129,24 @@ def test_every_window_is_that_of_a_plain_walk(num_envs, steps, fault):
         assert sorted(found) == kept  # each once, and nothing else
 
 
+def test_successors_survive_the_growth_of_their_ring():
+    """Few ends until both rings have turned, then many, so that the second one grows amid."""
+    buffer, stream = small_buffer(40, 1), Stream(1, seed=3, end=0.05)
+    stream.fill(buffer, 160)
+    assert 0 < buffer._kept_count < len(buffer._kept) and buffer._kept_start > 0
+    size = len(buffer._kept)
+    stream.end = 0.6
+    stream.fill(buffer, 25)
+    assert len(buffer._kept) > size
+    batch = buffer.gather(buffer.draw(500, torch.Generator().manual_seed(0)), 1, GAMMA)
+    true = {now["obs"][0]: now["next_obs"][0] for now in stream.log}
+    found = dict(
+        zip(*(x["actor"][:, 0].tolist() for x in (batch.obs, batch.next_obs)), strict=True)
+    )
+    assert len(found) == 40
+    assert found == {obs: true[obs] for obs in found}
+
+
 def test_windows_by_hand():
     buffer = small_buffer(10, 1)
     number = lambda x: {"actor": torch.full((1, 1), x), "critic": torch.full((1, 2), x)}  # noqa: E731

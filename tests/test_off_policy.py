@@ -250,6 +250,7 @@ def test_the_policy_section_is_the_policy(case):
     torch.testing.assert_close(drawn, learner.act(obs))
     assert not torch.equal(drawn, policy(obs))
     before = policy(obs).clone()
+    del learner._noise  # the method again
     learner.update(batch)
     learner.update(batch)
     assert torch.equal(Policy.from_section(policy.section())(obs), before)
@@ -284,7 +285,7 @@ def test_run_folder_resumes_exactly(case, tmp_path, stop_after):
     stopped = Run(tmp_path / "parts", stop_after=stop_after, console=False)
     train(pendulum(), stopped)
     assert stop_after <= stopped.rows[-1]["step"] < stop_after + 64
-    resumed = train(pendulum(seed=1), Run(tmp_path / "parts", resume=True, console=False))
+    resumed = train(pendulum(), Run(tmp_path / "parts", resume=True, console=False))
     names = ("checkpoints/last.pt", "checkpoints/replay-480.pt")
     for name in names:
         a, b = (torch.load(tmp_path / part / name) for part in ("whole", "parts"))
@@ -522,10 +523,10 @@ def test_the_critic_finds_the_value_beyond_the_time_limit(case, bootstraps):
     """
     env = Blind(num_envs=4)
     changes = {"temperature": 1e-6} if case.module is sac else {}
-    learner = case.make(env, gamma=0.9, learning_rate=3e-3, polyak=0.05, **changes)
+    learner = case.make(env, gamma=0.9, learning_rate=3e-3, polyak=0.5, **changes)
     replay = filled(learner, env, 100)
     ended = replay.ended.view(-1)
-    for _ in range(500):
+    for _ in range(300):
         index = replay.draw(32, learner.generator)
         batch = replay.gather(index, 1, 0.9)
         if not bootstraps:
