@@ -12,12 +12,14 @@ import datetime
 import fnmatch
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +50,7 @@ def main(
     measure: Callable[[dict], dict],
     argv: Sequence[str] | None = None,
     results: Path = RESULTS,
+    parallel: bool = False,
 ) -> int:
     """Measure what is missing; the command line of every benchmark.
 
@@ -57,6 +60,8 @@ def main(
         measure: takes a cell's config and returns its result, JSON data without NaN.
         argv: `--list`, `--redo`, patterns of cell names; None for `sys.argv`.
         results: parent of the benchmark's folder.
+        parallel: offer `--jobs`, where cells do not time anything and compute in processes of
+            their own.
 
     Returns:
         Exit status: 0 if every chosen cell has its file, 1 if one failed, 2 if none was chosen.
@@ -65,6 +70,8 @@ def main(
     parser.add_argument("names", nargs="*", help="cells to measure, with * and ?; default: all")
     parser.add_argument("--list", action="store_true", help="show the cells and what is done")
     parser.add_argument("--redo", action="store_true", help="measure again what is done")
+    if parallel:
+        parser.add_argument("--jobs", type=int, default=1, help="cells at a time")
     args = parser.parse_args(argv)
 
     chosen = [c for c in cells if _chosen(c.name, args.names)]
@@ -72,7 +79,7 @@ def main(
         print(f"no cell is called {' or '.join(args.names)}; there are:", file=sys.stderr)
         print("\n".join(f"  {c.name}" for c in cells), file=sys.stderr)
         return 2
-    failed = 0
+    todo = []
     for cell in chosen:
         path = results / benchmark / f"{cell.name}.json"
         done = _is_done(path, cell)
@@ -81,7 +88,10 @@ def main(
         elif done and not args.redo:
             print(f"{cell.name}: done, {path.relative_to(results.parent)}")
         else:
-            failed += not _measure(benchmark, cell, measure, path)
+            todo.append((cell, path))
+    with ThreadPoolExecutor(args.jobs if parallel else 1) as pool:
+        good = list(pool.map(lambda job: _measure(benchmark, job[0], measure, job[1]), todo))
+    failed = good.count(False)
     if failed:
         print(f"{failed} of {len(chosen)} cells failed", file=sys.stderr)
     return 1 if failed else 0
@@ -136,7 +146,7 @@ def _measure(benchmark: str, cell: Cell, measure: Callable[[dict], dict], path: 
     try:
         record["result"] = measure(cell.config)
         record["wall_s"] = round(time.perf_counter() - start, 2)
-        text = json.dumps(record, indent=1, allow_nan=False)
+        text = _numbers_in_a_line(json.dumps(record, indent=1, allow_nan=False))
     except Absent as absent:
         print(f"{cell.name}: not measured: {absent}", file=sys.stderr)
         return False
@@ -150,6 +160,12 @@ def _measure(benchmark: str, cell: Cell, measure: Callable[[dict], dict], path: 
     part.replace(path)
     print(f"{cell.name}: {json.dumps(record['result'])[:300]}", flush=True)
     return True
+
+
+def _numbers_in_a_line(text: str) -> str:
+    """Indented JSON with each list of numbers in one line; strings hold no raw line break."""
+    inside = re.compile(r"\[\n[\s\d.,eE+-]*\]")
+    return inside.sub(lambda found: re.sub(r"\n\s*", " ", found[0]), text)
 
 
 def _plain(config: dict) -> dict:

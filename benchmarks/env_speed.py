@@ -61,22 +61,12 @@ def measure(config: dict) -> dict:
 
 def _rates(config: dict) -> dict:
     """Median env steps per second of each design, and ours relative to each."""
-    workers: dict[str, peers.Worker] = {}
-    try:
-        for name in config["designs"]:
-            peer, script = DESIGNS[name]
-            workers[name] = peers.Worker(peer, script, config)
-        slices = peers.interleave(
-            workers,
-            seconds=config["seconds"],
-            rounds=config["rounds"],
-            warm_up=config["warm_up"],
-        )
-        versions = {DESIGNS[name][0]: w.versions for name, w in workers.items()}
-    finally:
-        for worker in workers.values():
-            worker.close()
-    rates = {name: peers.summary(s) for name, s in slices.items()}
+    rates, versions = peers.race(
+        {name: (*DESIGNS[name], config) for name in config["designs"]},
+        seconds=config["seconds"],
+        rounds=config["rounds"],
+        warm_up=config["warm_up"],
+    )
     return {
         "env_steps_per_s": rates,
         "ours_relative_to": {

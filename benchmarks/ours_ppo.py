@@ -10,6 +10,7 @@ import time
 import judge
 import torch
 import worker
+from ours_runs import KeepPolicy, Newest
 
 import ctrl_rl
 from ctrl_rl import ppo
@@ -53,25 +54,22 @@ def build(config, total_steps):
 def train(config):
     """Train, then play in gymnasium with the policy as it would be shipped."""
     settings, env = build(config, config["settings"]["total_steps"])
-    run = KeepPolicy(console=False)
-    start = time.process_time()
+    run = KeepPolicy()
+    wall, cpu = time.perf_counter(), time.process_time()
     ppo.train(settings, env, run)
-    cpu = time.process_time() - start
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     policy = ctrl_rl.policy.Policy.from_section(run.policy)
 
     def act(obs):
         return policy(torch.from_numpy(obs)).numpy()
 
-    returns = judge.episode_returns(act, config["task"], config["episodes"], seed=10_000)
-    return {"returns": returns, "env_steps": run.rows[-1]["step"], "train_cpu_s": round(cpu, 1)}
-
-
-class KeepPolicy(ctrl_rl.Run):
-    """A run in memory that keeps the policy of its last checkpoint."""
-
-    def save(self, step, policy, learner, env):
-        """Keep the policy section."""
-        self.policy = policy
+    return {
+        "returns": judge.episode_returns(act, config["task"], config["episodes"], seed=10_000),
+        "env_steps": run.rows[-1]["step"],
+        "train_wall_s": round(wall, 1),
+        "train_cpu_s": round(cpu, 1),
+        "curve": run.curve.columns(),
+    }
 
 
 def speed(config, tick):
@@ -79,13 +77,12 @@ def speed(config, tick):
     settings, env = build(config, total_steps=10**12)
     steps = env.spec.num_envs * settings.num_steps
 
-    class Tick(ctrl_rl.Run):
+    class Tick(Newest):
         def log(self, step, metrics):
             super().log(step, metrics)
-            del self.rows[:-1]  # an endless run does not fill the memory
             tick(steps)
 
-    ppo.train(settings, env, Tick(console=False))
+    ppo.train(settings, env, Tick())
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ reported as absent, with the command that makes it; nothing is skipped in silenc
 Slices alternate because a shared machine drifts: designs that take turns see the same drift, and
 the ratio of their medians stays. Work per CPU second stands beside work per second.
 
-Reading order: `interpreter` -> `Worker` -> `interleave` -> `summary` -> `make`.
+Reading order: `interpreter` -> `Worker` -> `interleave` -> `race` -> `make`.
 """
 
 import argparse
@@ -164,6 +164,38 @@ def interleave(
             if turn >= warm_up:
                 slices[name].append(done)
     return slices
+
+
+def race(
+    designs: dict[str, tuple[str, str, dict]], *, seconds: float, rounds: int, warm_up: int
+) -> tuple[dict[str, dict], dict[str, dict]]:
+    """Rates of several designs that take turns.
+
+    Args:
+        designs: name -> (peer, script, config); `torch_threads` of the config, where it is given,
+            is also the value of OMP_NUM_THREADS.
+        seconds: see `interleave`.
+        rounds: likewise.
+        warm_up: likewise.
+
+    Returns:
+        Name -> `summary`, and peer -> versions.
+
+    Raises:
+        Absent: a peer was not made.
+    """
+    for peer, _, _ in designs.values():
+        interpreter(peer)  # before anything is started
+    workers: dict[str, Worker] = {}
+    try:
+        for name, (peer, script, config) in designs.items():
+            workers[name] = Worker(peer, script, config, threads=config.get("torch_threads", 1))
+        slices = interleave(workers, seconds=seconds, rounds=rounds, warm_up=warm_up)
+        versions = {designs[name][0]: worker.versions for name, worker in workers.items()}
+    finally:
+        for worker in workers.values():
+            worker.close()
+    return {name: summary(s) for name, s in slices.items()}, versions
 
 
 def summary(slices: Sequence[Slice]) -> dict:

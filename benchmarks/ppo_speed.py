@@ -58,26 +58,16 @@ def measure(config: dict) -> dict:
 
 def _rate(config: dict) -> dict:
     """Median env steps per second of each design, and the ratios to the reference's best."""
-    workers = {}
-    try:
-        for name, design in config["designs"].items():
-            workers[name] = peers.Worker(
-                design["peer"],
-                f"{SCRIPTS[design['peer']]} speed",
-                {"task": config["task"], "settings": config["settings"], "seed": 0, **design},
-                threads=design["torch_threads"],
-            )
-        slices = peers.interleave(
-            workers,
-            seconds=config["seconds"],
-            rounds=config["rounds"],
-            warm_up=config["warm_up"],
-        )
-        versions = {config["designs"][n]["peer"]: w.versions for n, w in workers.items()}
-    finally:
-        for worker in workers.values():
-            worker.close()
-    rates = {name: peers.summary(s) for name, s in slices.items()}
+    shared = {"task": config["task"], "settings": config["settings"], "seed": 0}
+    rates, versions = peers.race(
+        {
+            name: (design["peer"], f"{SCRIPTS[design['peer']]} speed", {**shared, **design})
+            for name, design in config["designs"].items()
+        },
+        seconds=config["seconds"],
+        rounds=config["rounds"],
+        warm_up=config["warm_up"],
+    )
     best = max((n for n in rates if n.startswith("sb3")), key=lambda n: rates[n]["per_s"])
     return {
         "env_steps_per_s": rates,

@@ -12,6 +12,7 @@ from typing import Any
 import judge
 import torch
 import worker
+from sb3_curve import Returns
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
@@ -55,16 +56,22 @@ def build(config):
 def train(config):
     """Train, then play in gymnasium with the statistics of training."""
     model = build(config)
-    start = time.process_time()
-    model.learn(config["settings"]["total_steps"])
-    cpu = time.process_time() - start
+    returns = Returns(config["settings"]["num_envs"] * config["settings"]["num_steps"])
+    wall, cpu = time.perf_counter(), time.process_time()
+    model.learn(config["settings"]["total_steps"], callback=returns)
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     env: Any = model.get_env()
 
     def policy(obs):
         return model.predict(env.normalize_obs(obs), deterministic=True)[0]
 
-    returns = judge.episode_returns(policy, config["task"], config["episodes"], seed=10_000)
-    return {"returns": returns, "env_steps": model.num_timesteps, "train_cpu_s": round(cpu, 1)}
+    return {
+        "returns": judge.episode_returns(policy, config["task"], config["episodes"], seed=10_000),
+        "env_steps": model.num_timesteps,
+        "train_wall_s": round(wall, 1),
+        "train_cpu_s": round(cpu, 1),
+        "curve": returns.curve.columns(),
+    }
 
 
 def speed(config, tick):

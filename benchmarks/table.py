@@ -13,11 +13,14 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks import aro_ddpg as aro_ddpg_cells
+from benchmarks import learners, peers, ppo_halfcheetah, sac_speed
+from benchmarks import ppo_loop as loop
 from benchmarks.cells import RESULTS, ROOT, load
 from benchmarks.ppo_halfcheetah import verdict
 
@@ -74,11 +77,11 @@ def measured_on(cells: dict[str, dict]) -> str:
         f"{p} {v}" for c in cells.values() for p, v in c["versions"].items() if p in SHOWN_VERSIONS
     }
     days = sorted({c["date"][:10] for c in cells.values()})
-    benchmark = next(iter(cells.values()))["benchmark"]
+    benchmarks = sorted({c["benchmark"] for c in cells.values()})
     return (
         f"\n\n{'; '.join(sorted(hardware))}; {', '.join(sorted(versions))}; "
         f"{days[0] if len(days) == 1 else f'{days[0]} to {days[-1]}'}; "
-        f"`python -m benchmarks.{benchmark}`."
+        f"{', '.join(f'`python -m benchmarks.{b}`' for b in benchmarks)}."
     )
 
 
@@ -142,7 +145,7 @@ def _design(name: str) -> str:
     return name.replace("sb3", "stable-baselines3").replace("ours", "ctrl-rl")
 
 
-def ppo_halfcheetah(results: Path) -> str:
+def halfcheetah(results: Path) -> str:
     """Return at one million steps, every seed, and the verdict."""
     cells = load("ppo_halfcheetah", results)
     rows, means = [], {}
@@ -155,14 +158,112 @@ def ppo_halfcheetah(results: Path) -> str:
         rows.append([label, str(len(seeds)), shown])
     text = markdown(["Return on HalfCheetah-v5 at 1 M steps", "seeds", "each seed"], rows)
     if min(map(len, means.values())) >= 5:
-        v = verdict(means["ctrl-rl"], means["sb3"])
-        text += (
-            f"\n\nInterquartile mean {v['iqm']:,.0f} against {v['iqm_reference']:,.0f}: ratio "
-            f"{v['ratio']:.2f}, 95 % interval {v['ci95'][0]:.2f} to {v['ci95'][1]:.2f}."
-        )
+        line = _verdict(means["ctrl-rl"], means["sb3"])
+        text += f"\n\n{line[0].upper()}{line[1:]}"
     else:
         text += "\n\nFewer than five seeds on a side are shown, not judged."
     return text + measured_on(cells)
+
+
+def ppo_loop(results: Path) -> str:
+    """Env steps per second of PPO's loop without physics, the best of each library."""
+    cells = load("ppo_loop", results)
+    rows = []
+    for cell in loop.CELLS:
+        hidden = "-".join(map(str, cell.config["hidden"]))
+        label = f"{cell.config['num_envs']} environments, {hidden}"
+        floor = f"{cell.config['floor']:.2f}"
+        if cell.name not in cells:
+            rows.append([label, *[NOT_MEASURED] * 4, floor, NOT_MEASURED])
+            continue
+        r = cells[cell.name]["result"]
+        rows.append(
+            [
+                label,
+                *(_fastest(r["per_s"], library) for library in ("ours", "rsl_rl", "skrl")),
+                f"{r['ratio']:.2f}",
+                floor,
+                f"{100 * r['share_of_peak'][r['best']]:.0f} %",
+            ]
+        )
+    head = ["PPO's loop without physics", "ctrl-rl, env steps/s", "rsl_rl", "skrl"]
+    head += ["ratio to the better", "floor", "share of peak"]
+    return markdown(head, rows) + measured_on(cells)
+
+
+def _fastest(rates: dict[str, dict], library: str) -> str:
+    """Rate and name of a library's fastest design."""
+    name = max((n for n in rates if n.startswith(library)), key=lambda n: rates[n]["per_s"])
+    how = name.partition(", ")[2]
+    return f"{rates[name]['per_s']:,.0f} ({how})"
+
+
+def sac_updates(results: Path) -> str:
+    """Updates per second of SAC, and env steps per second of the loop around them."""
+    cells = load("sac_speed", results)
+    updates, around = (cells.get(name, {}).get("result") for name in ("updates", "loop"))
+    names = [
+        f"{design}, {n} thread{'s' * (n > 1)}"
+        for design in sac_speed.DESIGNS
+        for n in sac_speed.CELLS[0].config["threads"]
+    ]
+    rows = [
+        [
+            _design(name),
+            f"{updates['per_s'][name]['per_s']:,.0f}" if updates else NOT_MEASURED,
+            f"{100 * updates['share_of_peak'][name]:.0f} %" if updates else NOT_MEASURED,
+            f"{around['per_s'][name]['per_s']:,.0f}" if around else NOT_MEASURED,
+        ]
+        for name in names
+    ]
+    head = [f"SAC on {sac_speed.TASK}", "updates/s", "share of peak"]
+    text = markdown([*head, "env steps/s, one update each"], rows)
+    floor = sac_speed.CELLS[0].config["floor"]
+    named = ((f"updates (floor {floor:.2f})", updates), ("whole loop", around))
+    if ratios := [f"{what} {r['ratio']:.2f}" for what, r in named if r]:
+        text += f"\n\nBest of ctrl-rl over best of stable-baselines3: {', '.join(ratios)}."
+    return text + measured_on(cells)
+
+
+def returns(algo: str, results: Path) -> str:
+    """Return of a learner on gymnasium's bodies, every seed, and the verdicts.
+
+    TD3 stands beside the reference's SAC, which was measured on HalfCheetah.
+    """
+    judged = "sac" if algo == "td3" else algo
+    studies = [(s.task, s.total_steps) for s in learners.STUDIES if s.algo == algo]
+    if algo == "ppo":
+        s = ppo_halfcheetah.SETTINGS
+        studies.insert(0, (ppo_halfcheetah.TASK, s["total_steps"]))
+    planned = {(s.algo, s.task) for s in learners.STUDIES if "sb3" in s.peers}
+    planned.add(("ppo", ppo_halfcheetah.TASK))
+    rows, verdicts, used = [], [], {}
+    for task, steps in studies:
+        sides = [(peers.OURS, algo, f"ctrl-rl, {algo.upper()}")]
+        if (judged, task) in planned:
+            sides.append(("sb3", judged, f"stable-baselines3, {judged.upper()}"))
+        means = []
+        for peer, learner, label in sides:
+            cells = learners.measured(learner, task, peer, results)
+            means.append(np.sort(learners.seed_means(cells)))
+            shown = ", ".join(f"{x:,.0f}" for x in means[-1]) or NOT_MEASURED
+            rows.append([f"{task}, {label}", f"{steps:,}", str(len(cells)), shown])
+            used |= cells
+        if len(means) == 2 and min(map(len, means)) >= 5:
+            verdicts.append(f"{task}: {_verdict(*means)}")
+    text = markdown(["Return after training", "env steps", "seeds", "each seed"], rows)
+    if verdicts:
+        text += "\n\n" + "\n".join(f"- {line}" for line in verdicts)
+    text += "\n\nFewer than five seeds on a side are shown, not judged."
+    return text + measured_on(used)
+
+
+def _verdict(ours: np.ndarray, reference: np.ndarray) -> str:
+    v = verdict(ours, reference)
+    return (
+        f"interquartile mean {v['iqm']:,.0f} against {v['iqm_reference']:,.0f}: ratio "
+        f"{v['ratio']:.2f}, 95 % interval {v['ci95'][0]:.2f} to {v['ci95'][1]:.2f}."
+    )
 
 
 def aro_ddpg(results: Path) -> str:
@@ -349,7 +450,12 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "aro_ddpg": aro_ddpg,
     "gpu": gpu,
     "ppo_speed": ppo_speed,
-    "ppo_halfcheetah": ppo_halfcheetah,
+    "ppo_halfcheetah": halfcheetah,
+    "ppo_loop": ppo_loop,
+    "sac_speed": sac_updates,
+    "ppo_returns": partial(returns, "ppo"),
+    "sac_returns": partial(returns, "sac"),
+    "td3_returns": partial(returns, "td3"),
     "latency": latency,
     "env_speed": env_speed,
     "install": install,

@@ -217,8 +217,11 @@ class DDPG:
         )
         self.critic_step = step(self.critic, self._critic_objective, config.critic_learning_rate)
         self.actor_step = step(self.actor, self._actor_objective, config.actor_learning_rate)
-        self._targets = [*self.target_critic.parameters(), *self.target_actor.parameters()]
-        self._sources = [*self.critic.parameters(), *self.actor.parameters()]
+        self._targets: list[Tensor] = [
+            *self.target_critic.parameters(),
+            *self.target_actor.parameters(),
+        ]
+        self._sources: list[Tensor] = [*self.critic.parameters(), *self.actor.parameters()]
         self.noise = torch.zeros(spec.num_envs, spec.action_size, device=self.device)
         """n (N, A) of the last step [half ranges]."""
         self.tally = Tally(spec.num_envs, self.device)

@@ -299,8 +299,8 @@ class FastSAC:
         )
         self.critic_step = step(self.critic, self._critic_objective)
         self.actor_step = step(self.actor, self._actor_objective)
-        self._targets = list(self.target.parameters())
-        self._sources = list(self.critic.parameters())
+        self._targets: list[Tensor] = [*self.target.parameters()]
+        self._sources: list[Tensor] = [*self.critic.parameters()]
         self.updates = 0
         self.tally = Tally(spec.num_envs, self.device)
         self._seen: dict[str, list[Tensor]] = {g: [] for g in self.normalizers}

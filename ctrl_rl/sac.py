@@ -244,10 +244,8 @@ class SAC:
         )
         self.critic_step = step(self.critic, self._critic_objective)
         self.actor_step = step(self.actor, self._actor_objective)
-        self._targets, self._sources = (
-            list(self.target.parameters()),
-            list(self.critic.parameters()),
-        )
+        self._targets: list[Tensor] = [*self.target.parameters()]
+        self._sources: list[Tensor] = [*self.critic.parameters()]
         self.tally = Tally(num_envs, self.device)
 
     def make_replay(self) -> ReplayBuffer:

@@ -220,8 +220,11 @@ class TD3:
         )
         self.critic_step = step(self.critic, self._critic_objective)
         self.actor_step = step(self.actor, self._actor_objective)
-        self._targets = [*self.target_critic.parameters(), *self.target_actor.parameters()]
-        self._sources = [*self.critic.parameters(), *self.actor.parameters()]
+        self._targets: list[Tensor] = [
+            *self.target_critic.parameters(),
+            *self.target_actor.parameters(),
+        ]
+        self._sources: list[Tensor] = [*self.critic.parameters(), *self.actor.parameters()]
         self.updates = 0
         self.tally = Tally(num_envs, self.device)
 
