@@ -105,7 +105,7 @@ class MultiCriticPPOConfig:
     """"on", "off", or "auto": compile the update if the run is long enough to gain from it."""
 
     def __post_init__(self) -> None:
-        shared = {f.name for f in fields(ppo.PPOConfig)}
+        shared = {f.name for f in fields(ppo.PPOConfig)} & {f.name for f in fields(self)}
         ppo.PPOConfig(**{name: getattr(self, name) for name in shared})  # refuses what PPO refuses
         unknown = sorted(set(self.group_weights) - set(self.reward_groups))
         if unknown:

@@ -57,9 +57,9 @@ def test_ppo_halfcheetah_judges_from_five_seeds_on(results):
     seeds = {f"ctrl_rl_s{k}": {"result": {"returns": [100.0 * k]}} for k in range(5)}
     peers = {f"sb3_s{k}": {"result": {"returns": [100.0, 300.0]}} for k in range(4)}
     folder = results("ppo_halfcheetah", **seeds, **peers)
-    assert "shown, not judged" in table.ppo_halfcheetah(folder)
+    assert "shown, not judged" in table.halfcheetah(folder)
     folder = results("ppo_halfcheetah", sb3_s4={"result": {"returns": [200.0]}})
-    text = table.ppo_halfcheetah(folder)
+    text = table.halfcheetah(folder)
     assert "| ctrl-rl | 5 | 0, 100, 200, 300, 400 |" in text
     # Middle three of 0 .. 400: mean 200; the reference is 200 throughout.
     assert "Interquartile mean 200 against 200: ratio 1.00" in text
