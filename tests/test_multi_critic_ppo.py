@@ -188,7 +188,9 @@ def test_one_group_learns_what_ppo_learns(num_groups):
     """To the bit with one group of all terms; the negative control has two."""
     groups = {"all": ("torque", "angle", "speed")} if num_groups == 1 else SMALL.reward_groups
     config = small(reward_groups=groups, total_steps=4 * 64)
-    shared = {f.name for f in dataclasses.fields(ppo.PPOConfig)}
+    shared = {f.name for f in dataclasses.fields(ppo.PPOConfig)} & {
+        f.name for f in dataclasses.fields(config)
+    }
     plain = ppo.PPOConfig(**{name: getattr(config, name) for name in shared})
     ours, theirs = [], []
     record = lambda found: lambda policy: (found.append(policy), {"eval/x": 0.0})[1]  # noqa: E731
