@@ -345,10 +345,10 @@ class MultiCriticPPO:
         explained = []
         for i, (group, advantage) in enumerate(zip(config.reward_groups, advantages, strict=True)):
             metrics[f"value/advantage_std/{group}"] = advantage.std(correction=0).item()
-            variance = value_target[..., i].var(correction=0)
+            _, variance = distributed.moments(value_target[..., i])
             if variance > 0:
-                unexplained = (value_target - value)[..., i].var(correction=0) / variance
-                explained.append(1 - unexplained.item())
+                _, unexplained = distributed.moments((value_target - value)[..., i])
+                explained.append(1 - (unexplained / variance).item())
                 metrics[f"value/explained_variance/{group}"] = explained[-1]
         if explained:
             metrics["value/explained_variance"] = sum(explained) / len(explained)
