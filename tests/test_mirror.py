@@ -139,7 +139,7 @@ class Pair(Go1Velocity):
         sim.ctrl[1] = joints(sim.ctrl[0] - self.default_joint_pos) + self.default_joint_pos
         sim.fill_delay(slice(None))
         for name, value in self.memory.items():
-            if name not in ("com_offset", "strength"):  # drawn as mirror images
+            if name not in ("com_offset", "strength_offset"):  # drawn as mirror images
                 value[1] = value[0]
         self.prev_action[1] = joints(self.prev_action[0])
         self.command[1] = self.command[0] * torch.tensor([1.0, -1, -1])
