@@ -105,14 +105,14 @@ def parse(cls, argv: list[str], prog: str, default=None, description: str | None
 
 
 def check_least(config, least: int, *names: str) -> None:
-    """Refuse a number below `least` in one of these fields; None is left alone.
+    """Refuse a number below `least`, NaN or infinite in these fields; None is left alone.
 
     Raises:
         ValueError: the first such field.
     """
     for name in names:
         value = getattr(config, name)
-        if value is not None and value < least:
+        if value is not None and not least <= value < math.inf:
             raise ValueError(f"{name} must be at least {least}, not {value}")
 
 

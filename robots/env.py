@@ -286,11 +286,23 @@ class TaskEnv:
         self._cached_key = None
 
     def hold_command(self, command: Tensor | None) -> None:
-        """Let an operator command all rows, (C,) in the units of `spec.command`; None: not."""
-        if command is not None and command.shape != (len(self.spec.command),):
-            raise ValueError(
-                f"{self.id} takes {len(self.spec.command)} commands, not {tuple(command.shape)}"
-            )
+        """Let an operator command all rows, (C,) in the units of `spec.command`; None: not.
+
+        What lies outside the range of training is clamped to it, as on the robot.
+
+        Raises:
+            ValueError: another number of commands, or one that is not finite.
+        """
+        if command is not None:
+            dims = self.spec.command
+            if command.shape != (len(dims),):
+                raise ValueError(
+                    f"{self.id} takes {len(dims)} commands, not {tuple(command.shape)}"
+                )
+            if not command.isfinite().all():
+                raise ValueError(f"{self.id}: a command must be finite, not {command.tolist()}")
+            low, high = (command.new_tensor([getattr(d, k) for d in dims]) for k in ("low", "high"))
+            command = command.clamp(low, high)
         self._held = command
 
     def frame(self, row: int = 0) -> np.ndarray:
@@ -369,6 +381,8 @@ class TaskEnv:
 
     def _check_action(self, action: Tensor) -> tuple[Tensor, Tensor | None]:
         """The action with bad rows zeroed, and which rows were bad (None: none)."""
+        if not isinstance(action, Tensor):
+            raise ValueError(f"{self.id}: action must be a tensor, not a {type(action).__name__}")
         spec = self.spec.action
         if isinstance(spec, Discrete):
             if action.shape != (self.num_envs,) or action.dtype != torch.int64:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import ctrl_rl
 from ctrl_rl import cli, ppo, registry
 from ctrl_rl.commands import train
 from ctrl_rl.commands.train import read_plan, rebuild
@@ -71,6 +72,9 @@ def fails(capsys, *words) -> str:
         ("train", "train needs a task"),
         ("train --num-envs 4 Pendulum-v0", "train needs a task"),
         ("train Pendulum-v0 --num-envs 0", "num_envs must be at least 1"),
+        ("train Pendulum-v0 --video-s nan", "video_s must be at least 0, not nan"),
+        ("train Pendulum-v0 --video-s inf", "video_s must be at least 0, not inf"),
+        ("play nowhere --speed nan", "--speed must be positive, not nan"),
         ("train Pendulum-v0 --algo.gamma 2", "algo: gamma must be in 0..1, not 2.0"),
         ("train Pendulum-v0 --backend warp", "does not run on backend 'warp'"),
         ("train Pendulum-v0 --algo.num-minibatches 3000", "does not divide"),
@@ -87,6 +91,16 @@ def fails(capsys, *words) -> str:
 )
 def test_a_mistake_is_one_line_exit_2_and_nothing_written(words, message, capsys):
     assert message in fails(capsys, *words.split())
+
+
+def test_a_run_begun_in_python_is_resumed_with_its_own_length_and_seed(tmp_path):
+    small = {"num_steps": 8, "num_minibatches": 1, "compile": "off"}
+    config = ctrl_rl.ppo.PPOConfig(total_steps=1_500_000, seed=3, **small)
+    env = ctrl_rl.make("Pendulum-v0", 2, seed=7)
+    ctrl_rl.ppo.train(config, env, ctrl_rl.Run(tmp_path / "r", stop_after=1, console=False))
+    plan = read_plan(["--resume", str(tmp_path / "r")])
+    assert (plan.algo_config.total_steps, plan.algo_config.seed) == (1_500_000, 3)
+    assert plan.flags.total_steps == 1_500_000
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")

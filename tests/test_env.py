@@ -3,6 +3,7 @@
 import dataclasses
 
 import mujoco
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -397,6 +398,16 @@ def test_a_wrong_action_is_refused_in_one_line(action):
     with pytest.raises(ValueError, match=r"Toy-v0: action must be float32 \(2, 1\), not torch"):
         env.step(action)
     assert env.step_count.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "action", [None, np.zeros((2, 1), dtype=np.float32)], ids=["None", "numpy"]
+)
+def test_an_action_that_is_no_tensor_is_refused(action):
+    with pytest.raises(
+        ValueError, match="Toy-v0: action must be a tensor, not a (NoneType|ndarray)"
+    ):
+        Toy(num_envs=2).step(action)
 
 
 def test_wrong_arguments_are_refused():

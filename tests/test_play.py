@@ -6,6 +6,7 @@ import sys
 import time
 
 import numpy as np
+import pytest
 import torch
 
 import ctrl_rl
@@ -130,6 +131,18 @@ def test_the_browser_view_names_its_extra_and_the_window_its_display(monkeypatch
     assert cli.main(["play", "r"]) == 2
     assert "no display" in capsys.readouterr().err
     assert cli.main(["play", "r", "--speed", "0"]) == 2
+
+
+def test_a_held_command_is_finite_and_within_the_range_of_training():
+    config = dataclasses.replace(Go1VelocityConfig().nominal(), command_lin_vel_x=(-0.5, 1.0))
+    env = ctrl_rl.make("Go1-Velocity-Flat-v0", 1, config=config, threads=1)
+    env.hold_command(torch.tensor([-99.0, 0.25, 99.0]))
+    env.step(torch.zeros(1, 12))
+    assert env.command[0].tolist() == [-0.5, 0.25, 1.0]
+    with pytest.raises(ValueError, match="a command must be finite"):
+        env.hold_command(torch.tensor([0.0, float("nan"), 0.0]))
+    with pytest.raises(ValueError, match="takes 3 commands"):
+        env.hold_command(torch.zeros(2))
 
 
 def test_a_held_command_outlives_a_new_one_and_a_new_episode():

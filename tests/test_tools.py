@@ -1,8 +1,11 @@
 """The scripts behind make: the demo goes on where it was, the wheel check and the lock hold."""
 
 import importlib.util
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -42,6 +45,30 @@ def test_demo_is_interrupted_goes_on_and_then_says_what_is_done():
     again = demo(*short)
     assert again.returncode == 0
     assert again.stdout.count("done before") == 4
+
+
+def test_ctrl_c_lets_the_training_of_the_demo_end_with_a_checkpoint():
+    flags = ["--total-steps", "10000000", "--algo.num-steps", "2048", "--video-s", "0"]
+    words = [sys.executable, str(TOOLS / "demo.py"), "--task", "Pendulum-v0", "--run", "runs/d"]
+    process = subprocess.Popen(
+        [*words, *flags],
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    metrics = Path("runs/d/metrics.csv")
+    deadline = time.monotonic() + 120
+    while not metrics.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert metrics.exists()
+    time.sleep(0.5)  # amid an iteration, which is longer than a quarter of a second
+    os.killpg(process.pid, signal.SIGINT)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "train: interrupted; the same command goes on here" in stderr
+    assert Path("runs/d/checkpoints/last.pt").exists()
 
 
 def test_demo_stops_at_the_step_that_fails():

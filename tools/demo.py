@@ -52,7 +52,7 @@ class Demo:
                 continue
             print(f"{head}: ctrl-rl {' '.join(words)}", flush=True)
             start = time.perf_counter()
-            status = subprocess.run([CLI, *words], check=False).returncode
+            status = run_to_its_end(words)
             if status != 0:
                 print(
                     f"{head}: failed with exit status {status}; the same command goes on here",
@@ -84,6 +84,20 @@ class Demo:
             path = (self.run / name).resolve()
             print(f"  {what}\n    {path}" if path.exists() else f"  {what}\n    was not made")
         print(f"Start from nothing: remove {os.path.relpath(self.run)}")
+
+
+def run_to_its_end(words: list[str]) -> int:
+    """Exit status of a command of `ctrl-rl`.
+
+    Ctrl-C reaches the command as well, which leaves in its own time: training finishes its
+    iteration and writes a checkpoint. (`subprocess.run` would kill it after a quarter of a second.)
+    """
+    process = subprocess.Popen([CLI, *words])
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            continue
 
 
 def main() -> int:

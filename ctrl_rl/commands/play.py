@@ -54,7 +54,7 @@ def main(args: Play) -> dict:
     from ctrl_rl.making import make
     from ctrl_rl.policy import check_fits, load_policy
 
-    if args.speed <= 0:
+    if not args.speed > 0:
         raise ValueError(f"--speed must be positive, not {args.speed}")
     policy = load_policy(args.policy, args.checkpoint)
     task = args.task or policy.spec.task

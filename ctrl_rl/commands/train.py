@@ -248,7 +248,10 @@ def read_plan(argv: list[str]) -> Plan:
         flags = RunFlags(**{k: presets.pop(k) for k in list(presets) if k in own})
         algo_config, task_config = algo_cls(**presets), task_cls() if task_cls else None
     else:
-        flags = rebuild(RunFlags, {**saved["run"], "run_dir": resume})
+        # A run started from Python has only the algorithm's word on what both say.
+        own = {f.name for f in dataclasses.fields(RunFlags)}
+        shared = {k: v for k, v in saved["algo_config"].items() if k in own}
+        flags = rebuild(RunFlags, {**saved["run"], **shared, "run_dir": resume})
         algo_config = rebuild(algo_cls, saved["algo_config"])
         task_config = rebuild(task_cls, saved["task_config"])
 
