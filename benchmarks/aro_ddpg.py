@@ -30,7 +30,7 @@ TASKS = ("HalfCheetah-v5", "Walker2d-v5")
 LEARNERS = ("aro_ddpg", "ddpg")
 
 SETTINGS = {
-    "total_steps": 200_000,
+    "total_steps": 100_000,
     "warmup_steps": 5_000,
     "updates_per_step": 1.0,
     "update_every": 1_000,
