@@ -229,9 +229,10 @@ def _section(data: dict, weights: dict, spec: EnvSpec, activation: str | None) -
     if "action_net.weight" in weights:
         chain, last = _sequence(weights, "mlp_extractor.policy_net"), ["action_net"]
         others, default = ("log_std", "mlp_extractor.value_net.", "value_net."), "tanh"
-        found = {"kind": "gaussian_mlp", "bound": "clip", "log_std": weights.get("log_std")}
         if isinstance(spec.action, Discrete):
             found = {"kind": "categorical_mlp", "bound": "none"}
+        else:
+            found = {"kind": "gaussian_mlp", "bound": "clip", "log_std": weights["log_std"]}
     elif "actor.mu.weight" in weights:
         chain, last = _sequence(weights, "actor.latent_pi"), ["actor.mu", "actor.log_std"]
         others, default = ("critic.", "critic_target."), "relu"
