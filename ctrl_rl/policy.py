@@ -219,8 +219,12 @@ class Policy:
             )
         if section["kind"] not in KINDS:
             raise ValueError(f"unknown kind of policy {section['kind']!r}; known: {KINDS}")
-        if not section["weights"]:
+        if not isinstance(section["weights"], dict) or not section["weights"]:
             raise ValueError("the policy section holds no weights")
+        extra = {key: section[key] for key in ("log_std", "noise_std") if key in section}
+        for name, value in {**(section["normalizer"] or {}), **extra, **section["weights"]}.items():
+            if isinstance(value, Tensor) and not bool(value.isfinite().all()):
+                raise ValueError(f"policy weight {name} is not finite")
         self._section = section
         self.spec = EnvSpec.from_json(section["spec"])
         self.group = section["group"]
@@ -439,12 +443,10 @@ def load_policy(path: str | Path, checkpoint: str | None = None) -> Policy | Onn
         return OnnxPolicy(path)
     if path.suffix != ".pt":
         path = find_checkpoint(path, checkpoint)
-    content = load_checkpoint(path)
-    if "policy" not in content:
-        raise ValueError(f"{path} holds no policy")
+    content = load_checkpoint(path, {"step": int, "policy": dict})
     try:
         return Policy.from_section(content["policy"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: {_one_line(error)}") from None
 
 

@@ -149,6 +149,37 @@ def test_what_does_not_fit_is_refused(change, message, tmp_path):
     assert str(tmp_path / "p.pt") in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"step": 0}, "holds no policy"),
+        ({"policy": section()}, "holds no step"),
+        ({"step": "7", "policy": section()}, r"holds no step \(int\)"),
+        ({"step": 0, "policy": [1]}, r"holds no policy \(dict\)"),
+        ({"step": 0, "policy": section(weights=[torch.ones(2)])}, "weights"),
+    ],
+)
+def test_a_checkpoint_without_a_whole_policy_is_one_line(content, message, tmp_path):
+    save_checkpoint(tmp_path / "p.pt", content)
+    with pytest.raises(ValueError, match=message) as error:
+        load_policy(tmp_path / "p.pt")
+    assert str(tmp_path / "p.pt") in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_numbers_that_are_not_finite_are_refused_by_name(bad):
+    good = section()
+    weights = good["weights"] | {"layers.1.bias": torch.tensor([0.0, bad])}
+    mean = torch.tensor([bad, 0, 0, 0, 0], dtype=torch.float64)
+    for change, name in (
+        ({"weights": weights}, r"layers\.1\.bias"),
+        ({"log_std": torch.tensor([bad, 0.0])}, "log_std"),
+        ({"normalizer": good["normalizer"] | {"mean": mean}}, "mean"),
+    ):
+        with pytest.raises(ValueError, match=f"policy weight {name} is not finite"):
+            Policy.from_section(good | change)
+
+
 # Calls --------------------------------------------------------------------------------------
 
 
