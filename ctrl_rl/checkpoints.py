@@ -59,8 +59,12 @@ def save_checkpoint(path: Path, content: dict) -> None:
         raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
 
 
-def load_checkpoint(path: Path) -> dict:
+def load_checkpoint(path: Path, kinds: dict | None = None) -> dict:
     """Read a checkpoint; tensors on the CPU. No code in the file is run.
+
+    Args:
+        path: the file.
+        kinds: key -> type of what it must hold; no dict among them may be empty.
 
     Raises:
         ValueError: no such file, not a checkpoint, damaged, or of another format version.
@@ -85,7 +89,22 @@ def load_checkpoint(path: Path) -> dict:
         raise ValueError(
             f"{path} has checkpoint format {content['format']}, this version reads {FORMAT}"
         )
+    check_kinds(content, kinds or {}, f"{path} is damaged: it")
+    for key in kinds or {}:
+        if content[key] == {}:
+            raise ValueError(f"{path} is damaged: its {key} is empty")
     return content
+
+
+def check_kinds(content: dict, kinds: dict, who: str) -> None:
+    """Refuse content without a key of `kinds`, or with a value of another type under it.
+
+    Raises:
+        ValueError: `who` holds none; the first such key.
+    """
+    for key, kind in kinds.items():
+        if key not in content or not isinstance(content[key], kind):
+            raise ValueError(f"{who} holds no {key} ({getattr(kind, '__name__', kind)})")
 
 
 def make_folder(folder: Path) -> None:

@@ -53,6 +53,11 @@ KINDS = (
 LOG_STD_RANGE = (-20.0, 2.0)
 """Bounds of what a network gives as log_std (code of Haarnoja et al., 2018)."""
 
+CARD_FORMAT = 1
+"""Version of an exported file's card; another one is refused."""
+CARD_TOLERANCE = 1e-5
+"""Largest accepted difference of an action from the card's, relative to max(1, |action|)."""
+
 _KEYS = (
     "format",
     "kind",
@@ -214,8 +219,12 @@ class Policy:
             )
         if section["kind"] not in KINDS:
             raise ValueError(f"unknown kind of policy {section['kind']!r}; known: {KINDS}")
-        if not section["weights"]:
+        if not isinstance(section["weights"], dict) or not section["weights"]:
             raise ValueError("the policy section holds no weights")
+        extra = {key: section[key] for key in ("log_std", "noise_std") if key in section}
+        for name, value in {**(section["normalizer"] or {}), **extra, **section["weights"]}.items():
+            if isinstance(value, Tensor) and not bool(value.isfinite().all()):
+                raise ValueError(f"policy weight {name} is not finite")
         self._section = section
         self.spec = EnvSpec.from_json(section["spec"])
         self.group = section["group"]
@@ -297,7 +306,9 @@ class OnnxPolicy:
         path: a file written by `ctrl-rl export`.
 
     Raises:
-        ValueError: not an ONNX file, damaged, or without our card.
+        ValueError: not an ONNX file, damaged, without our card, a card of another format, inputs
+            or outputs other than the card's, or answers other than its reference actions: what
+            a robot's runtime refuses, too.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -321,12 +332,61 @@ class OnnxPolicy:
         self.card, self.spec = read_card(text, path)
         self.group = "actor"
         self.device = torch.device("cpu")
-        _, *states = self.session.get_inputs()
-        self._states = [s.name.removesuffix("_in") for s in states]
         self._memory = None
-        if states:
-            size = states[0].shape[2]
-            self._memory = Memory(lambda num_rows: torch.zeros(len(states), num_rows, size))
+        try:
+            self._check_graph()
+            _, *states = self.session.get_inputs()
+            self._states = [s.name.removesuffix("_in") for s in states]
+            if states:
+                size = states[0].shape[2]
+                self._memory = Memory(lambda num_rows: torch.zeros(len(states), num_rows, size))
+            self._check_answers()
+        except ValueError as error:
+            raise ValueError(f"{path}: {_one_line(error)}") from None
+        except Exception as error:  # of onnxruntime: an input of another type, a node that fails
+            raise ValueError(
+                f"{path} does not run on its card's data: {_one_line(error)}"
+            ) from None
+
+    def _check_graph(self) -> None:
+        """Refuse inputs and outputs that are not the card's."""
+        inputs, outputs = self.session.get_inputs(), self.session.get_outputs()
+        names = [v.name for v in inputs], [v.name for v in outputs]
+        wanted = [
+            (["obs", *(f"{s}_in" for s in states)], ["actions", *(f"{s}_out" for s in states)])
+            for states in ((("h",), ("h", "c")) if self.card.get("recurrent") else ((),))
+        ]
+        if names not in wanted:
+            known = " or ".join(map(str, wanted))
+            raise ValueError(f"its inputs and outputs are {names}, by its card {known}")
+        width = self.spec.obs_size(self.group)
+        if isinstance(inputs[0].shape[0], int) or inputs[0].shape[1:] != [width]:
+            raise ValueError(f"its obs is {inputs[0].shape}, its card's is (N, {width})")
+        for value in (*inputs[1:], *outputs[1:]):
+            one, rows, *size = value.shape
+            if one != 1 or isinstance(rows, int) or size != inputs[1].shape[2:]:
+                raise ValueError(f"its {value.name} is {value.shape}, not (1, N, H)")
+
+    def _check_answers(self) -> None:
+        """Refuse a network that does not give the card's reference actions."""
+        obs = torch.tensor(self.card["reference_obs"], dtype=torch.float32)
+        discrete = isinstance(self.spec.action, Discrete)
+        kind = torch.int64 if discrete else torch.float32
+        expected = torch.tensor(self.card["reference_actions"], dtype=kind)
+        size = () if discrete else (self.spec.action_size,)
+        if obs.ndim != 2 or expected.shape != (len(obs), *size):
+            raise ValueError("its card is damaged: the reference arrays do not fit the spec")
+        # With memory they are one episode's first observations, in order.
+        answers = torch.cat([self(x) for x in obs.split(1 if self._memory else len(obs))])
+        self.reset()
+        if answers.shape != expected.shape or answers.dtype != kind:
+            raise ValueError(f"its actions are {tuple(answers.shape)} of {answers.dtype}")
+        error = (answers - expected).abs() / expected.abs().clamp(min=1)
+        if not error.max() <= (0.0 if discrete else CARD_TOLERANCE):
+            raise ValueError(
+                f"its answers differ by {error.max():.2g} from the card's reference actions "
+                f"(at most {CARD_TOLERANCE:g}): network and card are not of one export"
+            )
 
     def __call__(self, obs: Obs | Tensor) -> Tensor:
         """As `Policy.__call__`; the result lies on the CPU."""
@@ -355,7 +415,13 @@ def read_card(text: str, path: Path) -> tuple[dict, EnvSpec]:
 
     try:
         card = json.loads(text)
-        dict(card["task_config"])
+        found = card["format"]
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{path}: its card is damaged: no JSON object with a format") from None
+    if type(found) is not int or found != CARD_FORMAT:  # True and 1.0 equal 1
+        raise ValueError(f"{path}: its card has format {found!r}, this version reads {CARD_FORMAT}")
+    try:
+        dict(card["task_config"]), card["reference_obs"], card["reference_actions"]
         return card, EnvSpec.from_dict(card["spec"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: its card is damaged: {_one_line(error)}") from None
@@ -377,12 +443,10 @@ def load_policy(path: str | Path, checkpoint: str | None = None) -> Policy | Onn
         return OnnxPolicy(path)
     if path.suffix != ".pt":
         path = find_checkpoint(path, checkpoint)
-    content = load_checkpoint(path)
-    if "policy" not in content:
-        raise ValueError(f"{path} holds no policy")
+    content = load_checkpoint(path, {"step": int, "policy": dict})
     try:
         return Policy.from_section(content["policy"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: {_one_line(error)}") from None
 
 

@@ -29,6 +29,7 @@ from ctrl_rl import distributed
 from ctrl_rl.checkpoints import (
     FORMAT,
     check_free,
+    check_kinds,
     load_checkpoint,
     make_folder,
     plain,
@@ -47,6 +48,26 @@ BEST_KEY = "eval/episode_return"
 PROCESSES = "processes"
 """Key under which a checkpoint of a group of processes lists their environments' states."""
 
+CONFIG_KINDS = {
+    "task": str,
+    "algo": str,
+    "run": dict,
+    "algo_config": dict,
+    "task_config": dict,
+    "metrics": dict,
+    "spec": dict,
+}
+"""What every config.json holds."""
+LAST_KINDS = {
+    "step": int,
+    "policy": dict,
+    "learner": dict,
+    "env": dict,
+    "best": float,
+    "config": str,
+}
+"""What last.pt holds."""
+
 
 # The run folder on disk ---------------------------------------------------------------------
 
@@ -55,20 +76,28 @@ def read_config(folder: Path) -> dict:
     """The run's config.json.
 
     Raises:
-        ValueError: not a run folder, or one of another format version.
+        ValueError: not a run folder, a damaged one, or one of another format version.
     """
     path = Path(folder) / "config.json"
     if not Path(folder).exists():
         raise ValueError(f"{folder} does not exist")
     if not path.is_file():
         raise ValueError(f"{folder} is not a run folder: it has no config.json")
+    return _parse_config(path.read_bytes(), path)
+
+
+def _parse_config(text: str | bytes, path: Path) -> dict:
+    """A run's configuration out of the JSON that stands in `path`."""
     try:
-        config = json.loads(path.read_text())
+        config = json.loads(text)
         found = config["format"]
-    except (json.JSONDecodeError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         raise ValueError(f"{path} is not the configuration of a run") from None
     if found != FORMAT:
         raise ValueError(f"{path} has format {found}, this version reads {FORMAT}")
+    check_kinds(config, CONFIG_KINDS, f"{path} is damaged: it")
+    sizes = dict.fromkeys(("seed", "num_envs"), int | None)
+    check_kinds(config["run"], sizes, f"{path} is damaged: its run")
     return config
 
 
@@ -96,16 +125,28 @@ def read_metrics(folder: Path, up_to: float = math.inf) -> list[dict[str, float]
     """Rows of metrics.csv with step <= `up_to`; absent figures are left out of a row.
 
     A last line that a kill cut in two is skipped.
+
+    Raises:
+        ValueError: a figure that is no number, or a row without a step.
     """
     path = Path(folder) / "metrics.csv"
     if not path.is_file():
         return []
     rows = []
-    text = path.read_text()
+    try:
+        text = path.read_text()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
     whole = text[: text.rfind("\n") + 1]
-    for line in csv.DictReader(whole.splitlines()):
-        row = {key: float(value) for key, value in line.items() if key and value}
-        row["step"] = int(row["step"])
+    reader = csv.DictReader(whole.splitlines())
+    for line in reader:
+        try:
+            row = {key: float(value) for key, value in line.items() if key and value}
+            row["step"] = int(row["step"])
+        except KeyError:
+            raise ValueError(f"{path} is damaged: line {reader.line_num} has no step") from None
+        except (ValueError, OverflowError) as error:
+            raise ValueError(f"{path} is damaged: line {reader.line_num}: {error}") from None
         if row["step"] <= up_to:
             rows.append(row)
     return rows
@@ -182,7 +223,7 @@ class Run:
         if self.folder is not None and resume:
             last = self.folder / "checkpoints" / "last.pt"
             if last.is_file():
-                self._checkpoint = load_checkpoint(last)
+                self._checkpoint = load_checkpoint(last, LAST_KINDS)
                 _check_processes(self.folder, self._checkpoint["env"])
                 if name := self._checkpoint.get("replay"):
                     self._replay = _load_replay(_own_replay(last.with_name(name)))
@@ -203,7 +244,8 @@ class Run:
 
         config = read_config(self._init_from)
         check_same_shape(EnvSpec.from_dict(config["spec"]), spec, spec.obs)
-        return load_checkpoint(find_checkpoint(self._init_from, "last"))["learner"]
+        last = find_checkpoint(self._init_from, "last")
+        return load_checkpoint(last, {"learner": dict})["learner"]
 
     def start(self, metrics: dict[str, str], config, env, algo: str, replay_bytes: int = 0) -> None:
         """Declare what will be logged and write config.json.
@@ -239,16 +281,18 @@ class Run:
         if self._resume:
             self._check_same(record, read_config(self.folder), "was started with")
             if self._checkpoint:
-                made = json.loads(self._checkpoint["config"])
+                last = self.folder / "checkpoints" / "last.pt"
+                made = _parse_config(self._checkpoint["config"], last)
                 self._check_same(record, made, "holds a checkpoint of a run with")
         if replay_bytes:  # for a moment the old file and the new one lie side by side
             found = sum(path.stat().st_size for path in self.folder.glob("checkpoints/replay-*"))
             needed = 2 * replay_bytes * distributed.world_size()
             check_free(self.folder, max(needed - found, 0))
+        step = self._checkpoint["step"] if self._checkpoint else 0
+        self.rows = read_metrics(self.folder, up_to=step if self._resume else -1)
         write_text(self.folder / "config.json", json.dumps(record, indent=1) + "\n")
         (self.folder / "checkpoints").mkdir(exist_ok=True)
-        step = self._checkpoint["step"] if self._checkpoint else 0
-        self._open_logs(step)
+        self._open_logs()
         self._catch_signals()
         num_envs, processes = record["run"]["num_envs"], distributed.world_size()
         shared = f" in {processes} processes" if processes > 1 else ""
@@ -471,7 +515,7 @@ class Run:
 
     def _check_same(self, new: dict, old: dict, verb: str) -> None:
         """A resumed run may be longer; nothing else that decides it may differ."""
-        total, before = (record["algo_config"]["total_steps"] for record in (new, old))
+        total, before = (record["algo_config"].get("total_steps", 0) for record in (new, old))
         if total < before:
             raise ValueError(f"total_steps may be raised, not lowered: {before:,}, now {total:,}")
         free = {"total_steps", "threads", "checkpoint_every"}
@@ -491,12 +535,11 @@ class Run:
                         "--init-from to go on from its weights"
                     )
 
-    def _open_logs(self, step: int) -> None:
-        """Open metrics.csv and TensorBoard, both cut back to the checkpoint's step."""
+    def _open_logs(self) -> None:
+        """Open metrics.csv and TensorBoard, both cut back to `rows`."""
         from torch.utils.tensorboard import SummaryWriter
 
         assert self.folder is not None
-        self.rows = read_metrics(self.folder, up_to=step if self._resume else -1)
         self._columns = list(dict.fromkeys(("step", *(k for row in self.rows for k in row))))
         self._rewrite_csv()
         # Event files cannot be cut, so they are written anew from the rows.
@@ -576,7 +619,7 @@ def _check_processes(folder: Path, env: dict) -> None:
 def _load_replay(path: Path) -> dict:
     """The replay that last.pt names; without it the run cannot go on as it was."""
     try:
-        return load_checkpoint(path)["replay"]
+        return load_checkpoint(path, {"replay": dict})["replay"]
     except ValueError as error:
         raise ValueError(
             f"{error}; last.pt needs it to go on. Start a new run with --init-from "

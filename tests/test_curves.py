@@ -11,7 +11,8 @@ from ctrl_rl import curves
 def write_run(folder, rows, task="Toy-v0", seed=0):
     """A run folder with nothing but what curves read."""
     folder.mkdir()
-    config = {"format": 1, "task": task, "algo": "ppo", "run": {"seed": seed}}
+    config = {"format": 1, "task": task, "algo": "ppo", "run": {"seed": seed, "num_envs": 1}}
+    config |= dict.fromkeys(("algo_config", "task_config", "metrics", "spec"), {})
     (folder / "config.json").write_text(json.dumps(config))
     keys = list(dict.fromkeys(k for row in rows for k in row))
     lines = [",".join(keys), *(",".join(str(row.get(k, "")) for k in keys) for row in rows)]

@@ -145,7 +145,8 @@ def batch(seed: int, first: int, each: int, learner: ppo.PPO) -> Rollout:
         {k: v[0, cut] for k, v in after.items()},
         {k: v[:, cut][ended] for k, v in after.items()},
         truncated[ended],
-        (),
+        faults=(),
+        reward_terms={},
     )
 
 

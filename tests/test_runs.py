@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pickle
+import re
 import resource
 import shutil
 import signal
@@ -15,7 +16,7 @@ import torch
 from probes import Probe
 
 import ctrl_rl
-from ctrl_rl import checkpoints, ppo, runs
+from ctrl_rl import checkpoints, cli, ppo, runs
 from ctrl_rl.checkpoints import load_checkpoint, plain, save_checkpoint
 from ctrl_rl.commands import train
 from ctrl_rl.provenance import provenance
@@ -48,6 +49,7 @@ def env():
 
 
 SECTION = {"weights": {"layers.0.weight": torch.ones(2)}}
+STATE = {"count": 1}
 
 
 def started(env, folder=None, config=None, **options) -> Run:
@@ -134,7 +136,7 @@ def test_kill_while_saving_leaves_a_whole_checkpoint(tmp_path, moment):
 def test_a_full_disk_loses_nothing(tmp_path, env):
     run = started(env, tmp_path / "r")
     run.log(10, {"loss/policy": 1.0})
-    run.save(10, SECTION, {"a": torch.ones(5000)}, {})
+    run.save(10, SECTION, {"a": torch.ones(5000)}, STATE)
     before = load_checkpoint(tmp_path / "r/checkpoints/last.pt")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -142,7 +144,7 @@ def test_a_full_disk_loses_nothing(tmp_path, env):
     try:
         run.log(20, {"loss/policy": 2.0})
         with pytest.raises(ValueError, match="cannot write a checkpoint.*--resume"):
-            run.save(20, SECTION, {"a": torch.zeros(5000)}, {})
+            run.save(20, SECTION, {"a": torch.zeros(5000)}, STATE)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, ignored)
@@ -317,7 +319,7 @@ def test_logs_are_cut_back_to_the_checkpoint_on_resume(tmp_path, env):
     for step in (10, 20, 30):
         run.log(step, {"loss/policy": step / 10})
         if step == 20:
-            run.save(step, SECTION, {}, {})
+            run.save(step, SECTION, STATE, STATE)
     run.log(40, {"eval/x": 4.0})
     run.close()
     with open(folder / "metrics.csv", "a") as file:
@@ -352,14 +354,14 @@ def test_best_is_the_best_evaluation_and_is_remembered_over_a_resume(tmp_path, e
     section = lambda x: {"weights": {"w": torch.tensor([x])}}  # noqa: E731
     for step, score in ((10, 1.0), (20, 3.0), (30, 2.0)):
         run.log(step, {"eval/episode_return": score})
-        run.save(step, section(score), {}, {})
+        run.save(step, section(score), STATE, STATE)
     run.close()
     best = folder / "checkpoints/best.pt"
     assert load_checkpoint(best)["step"] == 20 and "learner" not in load_checkpoint(best)
     run = started(env, folder, resume=True)
     run.restore()
     run.log(40, {"eval/episode_return": 2.5})
-    run.save(40, section(2.5), {}, {})
+    run.save(40, section(2.5), STATE, STATE)
     run.close()
     assert load_checkpoint(best)["step"] == 20
     assert load_checkpoint(runs.find_checkpoint(folder, "30"))["step"] == 30
@@ -375,7 +377,7 @@ def replayed(folder, env, *steps: int) -> None:
     run = started(env, folder)
     for step in steps:
         run.log(step, {"loss/policy": 1.0})
-        run.save(step, SECTION, {}, {}, {"obs": REPLAY["obs"] + step})
+        run.save(step, SECTION, STATE, STATE, {"obs": REPLAY["obs"] + step})
     run.close()
 
 
@@ -408,11 +410,11 @@ def test_a_kill_while_the_replay_is_saved_leaves_the_one_before(tmp_path, env, m
     with monkeypatch.context() as patch:
         patch.setattr(runs, "save_checkpoint", killed)
         with pytest.raises(KeyboardInterrupt):
-            run.save(20, SECTION, {}, {}, REPLAY)
+            run.save(20, SECTION, STATE, STATE, REPLAY)
     run.close()
     run = started(env, tmp_path / "r", resume=True)
     assert run.restore()["replay"]["obs"][0] == 10
-    run.save(30, SECTION, {}, {}, REPLAY)
+    run.save(30, SECTION, STATE, STATE, REPLAY)
     run.close()
     assert [p.name for p in checkpoints.glob("replay-*")] == ["replay-30.pt"]
 
@@ -463,9 +465,9 @@ def test_the_disk_must_have_room_for_two_replays(tmp_path, env, monkeypatch):
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path, env):
     run = started(env, tmp_path / "r")
-    run.save(10, SECTION, {}, {})
+    run.save(10, SECTION, STATE, STATE)
     with pytest.raises(ValueError, match=r"layers\.0\.weight is not finite.*last good step"):
-        run.save(20, {"weights": {"layers.0.weight": torch.tensor([float("nan")])}}, {}, {})
+        run.save(20, {"weights": {"layers.0.weight": torch.tensor([float("nan")])}}, STATE, STATE)
     run.close()
     assert load_checkpoint(tmp_path / "r/checkpoints/last.pt")["step"] == 10
 
@@ -638,6 +640,131 @@ def test_a_checkpoint_of_another_run_is_refused_and_the_log_stays(tmp_path):
     with pytest.raises(ValueError, match="last.pt is missing"):
         train.main(["--resume", str(mine)])
     assert (mine / "metrics.csv").read_bytes() == log
+
+
+# Damaged folders ----------------------------------------------------------------------------
+
+
+def contents(folder) -> dict:
+    """Every file of a run folder."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "r"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ctrl_rl.curves.draw_run", lambda folder: None)
+        train.main([*TRAIN, "--total-steps", "64", "--run-dir", str(folder)])
+    return folder
+
+
+def edited(change):
+    """Damage of config.json by a function that changes what it holds."""
+
+    def damage(folder):
+        path = folder / "config.json"
+        config = json.loads(path.read_text())
+        change(config)
+        path.write_text(json.dumps(config))
+
+    return damage
+
+
+def written(name, content):
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def changed(key, *value):
+    """Damage of last.pt: another value of a key, or none."""
+
+    def damage(folder):
+        path = folder / "checkpoints/last.pt"
+        content = load_checkpoint(path)
+        del content[key]
+        save_checkpoint(path, content | dict(zip((key,), value, strict=False)))
+
+    return damage
+
+
+CONFIG, LAST, LOG = "config.json", "last.pt", "metrics.csv"
+
+
+@pytest.mark.parametrize(
+    ("damage", "file", "message"),
+    [
+        (written(CONFIG, b'{"format": 1}'), CONFIG, "it holds no task"),
+        (written(CONFIG, b"[1]"), CONFIG, "not the configuration of a run"),
+        (written(CONFIG, b'{"format": 1, "task": "\xff"}'), CONFIG, "not the configuration"),
+        (edited(lambda c: c.pop("task_config")), CONFIG, "it holds no task_config"),
+        (edited(lambda c: c["run"].pop("seed")), CONFIG, "its run holds no seed"),
+        (edited(lambda c: c.update(run=[])), CONFIG, r"it holds no run \(dict\)"),
+        (edited(lambda c: c["algo_config"].update(gamma="x")), CONFIG, "gamma.* float.*'x'"),
+        (edited(lambda c: c["algo_config"].update(hidden=["a"])), CONFIG, "hidden.* int.*'a'"),
+        (edited(lambda c: c["algo_config"].update(hidden=7)), CONFIG, "hidden.* tuple.*7"),
+        (edited(lambda c: c["algo_config"].update(gamma=[1])), CONFIG, r"gamma.* float.*\[1\]"),
+        (edited(lambda c: c["run"].update(num_envs=True)), CONFIG, "num_envs.* int.*True"),
+        (edited(lambda c: c["algo_config"].update(zeta=1)), CONFIG, "has no zeta"),
+        *(
+            (changed(key), LAST, f"it holds no {key}")
+            for key in ("step", "policy", "learner", "env", "best", "config")
+        ),
+        (changed("learner", {}), LAST, "its learner is empty"),
+        (changed("env", {}), LAST, "its env is empty"),
+        (changed("policy", [1]), LAST, r"it holds no policy \(dict\)"),
+        (changed("config", "{}"), LAST, "not the configuration of a run"),
+        (changed("config", '{"format": 1}'), LAST, "it holds no task"),
+        (written(LOG, b"step,eval/x\n64,oops\n"), LOG, "line 2.*'oops'"),
+        (written(LOG, b"a,b\n64,1\n"), LOG, "line 2.*step"),
+        (written(LOG, b"step,eval/x\nnan,1\n"), LOG, "line 2"),
+        (written(LOG, b"step,eval/\xff\n1,1\n"), LOG, "is damaged"),
+    ],
+)
+def test_a_damaged_folder_is_one_line_and_stays_as_it_is(
+    whole_run, tmp_path, capsys, damage, file, message
+):
+    folder = tmp_path / "r"
+    shutil.copytree(whole_run, folder)
+    damage(folder)
+    before = contents(folder)
+    assert cli.main(["train", "--resume", str(folder), "--total-steps", "128"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert re.search(message, line) and file in line and str(folder) in line
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("command", ["plot", "eval", "export"])
+def test_other_commands_name_a_damaged_config_too(whole_run, tmp_path, capsys, command):
+    folder = tmp_path / "r"
+    shutil.copytree(whole_run, folder)
+    (folder / CONFIG).write_text('{"format": 1}')
+    assert cli.main([command, *[str(folder)] * (2 if command == "plot" else 1)]) == 2
+    assert f"{folder / CONFIG} is damaged: it holds no task" in capsys.readouterr().err
+
+
+def test_eval_names_the_config_that_holds_a_wrong_value(whole_run, tmp_path, capsys):
+    folder = tmp_path / "r"
+    shutil.copytree(whole_run, folder)
+    edited(lambda c: c["task_config"].update(max_episode_steps="x"))(folder)
+    assert cli.main(["eval", str(folder), "--episodes", "1"]) == 2
+    line = capsys.readouterr().err
+    assert str(folder / CONFIG) in line and "max_episode_steps" in line and "'x'" in line
+
+
+def test_a_replay_file_without_a_replay_is_one_line(tmp_path, env):
+    replayed(tmp_path / "r", env, 10)
+    save_checkpoint(tmp_path / "r/checkpoints/replay-10.pt", {"step": 10})
+    with pytest.raises(ValueError, match="replay-10.pt is damaged: it holds no replay.*--init"):
+        Run(tmp_path / "r", resume=True, console=False)
+
+
+def test_init_from_a_checkpoint_without_a_learner_is_one_line(tmp_path, env):
+    run = started(env, tmp_path / "r")
+    run.save(10, SECTION, STATE, STATE)
+    run.close()
+    changed("learner")(tmp_path / "r")
+    with pytest.raises(ValueError, match="last.pt is damaged: it holds no learner"):
+        Run(init_from=tmp_path / "r", console=False).initial(env.spec)
 
 
 def test_provenance_names_commit_and_versions():

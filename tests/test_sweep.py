@@ -218,6 +218,7 @@ def test_a_killed_worker_goes_on_a_broken_cell_is_named_and_nothing_counts_twice
     assert json.loads(Path("x/summary.json").read_text())["cells"] == result["cells"][:1]
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_cells_that_go_on():
     settings = {"total_steps": "10000000", "eval_every": "0", "checkpoint_every": "0"}
     (cell,) = cells("--seeds", "1", **settings)

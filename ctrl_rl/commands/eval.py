@@ -113,8 +113,9 @@ def task_config(path: Path, policy, task_class, task: str):
     if task != policy.spec.task:
         return task_class.Config()
     if path.suffix == ".onnx":
-        return rebuild(task_class.Config, policy.card["task_config"])
+        return rebuild(task_class.Config, policy.card["task_config"], path)
     folder = path.resolve().parent.parent if path.suffix == ".pt" else path
     if path.suffix == ".pt" and not (folder / "config.json").is_file():
         return task_class.Config()  # a checkpoint that was taken out of its run
-    return rebuild(task_class.Config, read_config(folder)["task_config"])
+    found = read_config(folder)["task_config"]
+    return rebuild(task_class.Config, found, folder / "config.json")

@@ -10,6 +10,7 @@ whose presets for the algorithm are the defaults. With `--resume RUN` the saved 
 import dataclasses
 import datetime
 import os
+import types
 import typing
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,10 @@ class RunFlags:
 
 LIVE = ("stop_after", "run_dir")
 """Run flags about this sitting, not about the run; they are not kept in config.json."""
+
+
+PLAIN = {bool, int, float, str, Path, tuple, dict, types.NoneType}
+"""Types of fields whose values are checked when a run is read again."""
 
 
 @dataclass(frozen=True)
@@ -248,12 +253,13 @@ def read_plan(argv: list[str]) -> Plan:
         flags = RunFlags(**{k: presets.pop(k) for k in list(presets) if k in own})
         algo_config, task_config = algo_cls(**presets), task_cls() if task_cls else None
     else:
+        where = Path(resume) / "config.json"
         # A run started from Python has only the algorithm's word on what both say.
         own = {f.name for f in dataclasses.fields(RunFlags)}
         shared = {k: v for k, v in saved["algo_config"].items() if k in own}
-        flags = rebuild(RunFlags, {**saved["run"], **shared, "run_dir": resume})
-        algo_config = rebuild(algo_cls, saved["algo_config"])
-        task_config = rebuild(task_cls, saved["task_config"])
+        flags = rebuild(RunFlags, {**saved["run"], **shared, "run_dir": resume}, where)
+        algo_config = rebuild(algo_cls, saved["algo_config"], where)
+        task_config = rebuild(task_cls, saved["task_config"], where)
 
     parsed = _parse(argv, task, algo, flags, algo_config, task_config)
     assert task is not None  # without one, --help has left by now
@@ -305,37 +311,50 @@ def _parse(argv, task, algo, flags, algo_config, task_config):
     return cli.parse(whole, argv, f"ctrl-rl train {task or 'TASK'}", description=about)
 
 
-def rebuild(cls, data: dict):
+def rebuild(cls, data: dict, where: Path | None = None):
     """An instance of a configuration dataclass from decoded JSON, equal to the one saved.
 
+    Args:
+        cls: the dataclass.
+        data: its fields.
+        where: the file that `data` stands in, for errors.
+
     Raises:
-        ValueError: a key that the class does not have: the run is of another version.
+        ValueError: a key that the class does not have: the run is of another version; or a value
+            that the class does not take.
     """
     hints = typing.get_type_hints(cls)
-    unknown = sorted(set(data) - set(hints))
-    if unknown:
-        raise ValueError(f"{cls.__name__} of this version has no {', '.join(unknown)}")
-    return cls(**{key: _typed(hints[key], value) for key, value in data.items()})
+    try:
+        unknown = sorted(set(data) - set(hints))
+        if unknown:
+            raise ValueError(f"{cls.__name__} of this version has no {', '.join(unknown)}")
+        values = {k: _typed(hints[k], v, f"{cls.__name__}.{k}") for k, v in data.items()}
+        return cls(**values)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{where}: {error}" if where else str(error)) from None
 
 
-def _typed(hint, value):
-    """JSON knows no tuples, paths and dataclasses."""
+def _typed(hint, value, name: str):
+    """JSON knows no tuples, paths and dataclasses; `name` is the field, for errors."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    kinds = args if origin in (typing.Union, types.UnionType) else (origin or hint,)
     if value is None:
         return None
+    if float in kinds and type(value) is int:
+        return float(value)
+    read_as = {list: tuple, str: Path if Path in kinds else str}.get(type(value), type(value))
+    if set(kinds) <= PLAIN and read_as not in kinds:
+        known = " or ".join(k.__name__ for k in kinds if k is not types.NoneType)
+        raise ValueError(f"{name} must be {known}, not {value!r}")
     if dataclasses.is_dataclass(hint):
         return rebuild(hint, value)
     if isinstance(value, list):
         inner = args[0] if args and args[-1] is Ellipsis else None
-        kinds = [inner] * len(value) if inner else (args or [None] * len(value))
-        return tuple(_typed(k, v) for k, v in zip(kinds, value, strict=False))
+        each = [inner] * len(value) if inner else (args or [None] * len(value))
+        return tuple(_typed(k, v, name) for k, v in zip(each, value, strict=False))
     if origin is dict:
-        return {k: _typed(args[1], v) for k, v in value.items()}
-    if isinstance(value, str) and (hint is Path or Path in args):
-        return Path(value)
-    if hint is float:
-        return float(value)
-    return value
+        return {k: _typed(args[1], v, name) for k, v in value.items()}
+    return read_as(value) if read_as is Path else value
 
 
 def _take(argv: list[str], flag: str) -> str | None:
