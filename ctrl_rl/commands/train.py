@@ -231,10 +231,11 @@ def read_plan(argv: list[str]) -> Plan:
     task = argv.pop(0) if argv and not argv[0].startswith("-") else None
     resume = _take(argv, "--resume")
     algo = _take(argv, "--algo")
-    saved = None
+    saved, where = None, Path()
     if resume is not None:
         from ctrl_rl.runs import read_config
 
+        where = Path(resume) / "config.json"
         saved = read_config(Path(resume))
         for name, given in (("task", task), ("algo", algo)):
             if given not in (None, saved[name]):
@@ -253,7 +254,6 @@ def read_plan(argv: list[str]) -> Plan:
         flags = RunFlags(**{k: presets.pop(k) for k in list(presets) if k in own})
         algo_config, task_config = algo_cls(**presets), task_cls() if task_cls else None
     else:
-        where = Path(resume) / "config.json"
         # A run started from Python has only the algorithm's word on what both say.
         own = {f.name for f in dataclasses.fields(RunFlags)}
         shared = {k: v for k, v in saved["algo_config"].items() if k in own}
