@@ -155,7 +155,8 @@ def own(x: Tensor, dim: int) -> Tensor:
     if world_size() == 1:
         return x
     each, first = share(x.shape[dim])
-    return x.narrow(dim, first, each).contiguous()
+    # A copy: `Generator.set_state` reads a view from the start of its storage.
+    return x.narrow(dim, first, each).clone(memory_format=torch.contiguous_format)
 
 
 def own_samples(order: Tensor, batch_size: int, num_envs: int) -> tuple[Tensor, list[int]]:
