@@ -157,16 +157,32 @@ def test_the_summary_is_over_the_seeds_that_finished():
 # On Ray -------------------------------------------------------------------------------------
 
 
-def start(*more: str, **settings: str) -> subprocess.Popen:
-    """`ctrl-rl sweep --json`, in a group of its own."""
-    code = "import sys; from ctrl_rl.cli import main; sys.exit(main(sys.argv[1:]))"
-    return subprocess.Popen(
-        [sys.executable, "-c", code, "sweep", *words(*more, **settings), "--json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+@pytest.fixture
+def start():
+    """Starts `ctrl-rl sweep --json`; what a test leaves running is killed, and Ray goes with it."""
+    code = (
+        "import signal, sys; from ctrl_rl.cli import main;"
+        # Ignored where the tests run in the background of a shell.
+        "signal.signal(signal.SIGINT, signal.default_int_handler);"
+        "sys.exit(main(sys.argv[1:]))"
     )
+    started = []
+
+    def run(*more: str, **settings: str) -> subprocess.Popen:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, "sweep", *words(*more, **settings), "--json"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
 def until(condition, process: subprocess.Popen, seconds: float = 100.0) -> None:
@@ -177,7 +193,7 @@ def until(condition, process: subprocess.Popen, seconds: float = 100.0) -> None:
 
 
 def test_a_killed_worker_goes_on_a_broken_cell_is_named_and_nothing_counts_twice(
-    no_pictures, capsys
+    start, no_pictures, capsys
 ):
     # 3 minibatches do not divide 64 samples, which only the learner can say.
     options = ("--seeds", "1", "--cpus", "1")
@@ -219,7 +235,7 @@ def test_a_killed_worker_goes_on_a_broken_cell_is_named_and_nothing_counts_twice
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_cells_that_go_on():
+def test_ctrl_c_leaves_cells_that_go_on(start):
     settings = {"total_steps": "10000000", "eval_every": "0", "checkpoint_every": "0"}
     (cell,) = cells("--seeds", "1", **settings)
     process = start("--seeds", "1", **settings)
