@@ -44,7 +44,7 @@ from ctrl_rl.env import Obs, VecEnv
 from ctrl_rl.networks import MLP, PolicyHead
 from ctrl_rl.normalize import Normalizer
 from ctrl_rl.policy import Policy
-from ctrl_rl.ppo import STATS, adapt, clipped_objective, kl_estimate, standardized
+from ctrl_rl.ppo import BLOCK, STATS, adapt, clipped_objective, kl_estimate, standardized
 from ctrl_rl.returns import gae
 from ctrl_rl.rollout import Rollout, collect, episode_figures, selected
 from ctrl_rl.runs import Run
@@ -401,7 +401,8 @@ class MultiCriticPPO:
         group = self.groups[1]
         parts = (rollout.obs[group].flatten(0, 1), rollout.last_obs[group])
         obs = torch.cat([*parts, rollout.ended_next_obs[group]])
-        value = self.networks.values(self._normalize(group, obs))
+        blocks = self._normalize(group, obs).split(BLOCK)
+        value = torch.cat([self.networks.values(x) for x in blocks])
         num_steps, num_envs = rollout.reward.shape
         shifted = value[: (num_steps + 1) * num_envs].view(num_steps + 1, num_envs, -1)
         next_value = shifted[1:].clone()
