@@ -56,9 +56,9 @@ from torch import Tensor, nn
 from ctrl_rl import distributed
 from ctrl_rl.buffers import Batch, ReplayBuffer, updates_due
 from ctrl_rl.compiled import Diverged, MinibatchStep, pays
-from ctrl_rl.ddpg import Actor, next_noise, noise_deviation
+from ctrl_rl.ddpg import next_noise, noise_deviation
 from ctrl_rl.env import Obs, VecEnv
-from ctrl_rl.networks import ACTIVATIONS, QEnsemble, action_bounds
+from ctrl_rl.networks import ACTIVATIONS, DeterministicActor, QEnsemble, action_bounds
 from ctrl_rl.policy import Policy
 from ctrl_rl.rollout import Tally
 from ctrl_rl.runs import Run
@@ -201,7 +201,7 @@ class ARODDPG:
         self.generator = torch.Generator(self.device).manual_seed(config.seed + 1)
         self.critic_group = spec.critic_group
         shape = (low, high, config.hidden, config.activation, start)
-        self.actor = Actor(spec.obs_size("actor"), *shape).to(self.device)
+        self.actor = DeterministicActor(spec.obs_size("actor"), *shape).to(self.device)
         self.critic = Critics(spec.obs_size(self.critic_group), *shape).to(self.device)
         self.target_actor = deepcopy(self.actor).requires_grad_(False)
         self.target_critic = deepcopy(self.critic).requires_grad_(False)

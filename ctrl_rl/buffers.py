@@ -182,12 +182,13 @@ class ReplayBuffer:
         last = window.gather(1, count[:, None] - 1)[:, 0]
         powers = gamma ** torch.arange(num_steps + 1, device=self.device)
         reward = (self.reward.view(-1)[window] * powers[:-1] * inside).sum(1)
-        obs, next_obs = self.obs.view(size, -1)[torch.stack([index, (last + envs) % size])]
-        kept = self._kept[self._successor.view(-1)[last]]
+        both = torch.cat([index, (last + envs) % size])
+        obs, next_obs = self.obs.view(size, -1).index_select(0, both).chunk(2)
+        kept = self._kept.index_select(0, self._successor.view(-1)[last])
         next_obs = torch.where(self.ended.view(-1)[last, None], kept, next_obs)
         return Batch(
             self._split(obs),
-            self.action.view(size, -1)[index],
+            self.action.view(size, -1).index_select(0, index),
             reward,
             self._split(next_obs),
             torch.where(self.terminated.view(-1)[last], 0.0, powers[count]),

@@ -1,14 +1,17 @@
 """One optimiser step on a minibatch: flat gradient -> finite check -> clip and Adam.
 
-Eager, or as two compiled graphs around the check. The first computes the loss and its whole
-gradient; the second clips, adapts the learning rate and applies Adam. Both modes keep weights and
-Adam's moments in one flat vector each and the latter in `torch.optim.Adam`'s format, so that each
-reads the other's checkpoints. Their bits differ: a run stays with its mode.
+Eager, or as one compiled graph, in which a loss or gradient that is not finite changes nothing.
+Both modes keep weights and Adam's moments in one flat vector each and the latter in
+`torch.optim.Adam`'s format, so that each reads the other's checkpoints. Their bits differ: a run
+stays with its mode.
 
 In a group of processes each computes the gradient of the rows it holds of the minibatch; the mean
-over all rows is what is checked, clipped and applied, on all ranks alike.
+over all rows is what is checked, clipped and applied, on all ranks alike. There compilation makes
+two graphs, one before the exchange and one after it.
 
-The optimiser is Adam (Kingma and Ba, ICLR 2015, arXiv:1412.6980, algorithm 1).
+The optimiser is Adam (Kingma and Ba, ICLR 2015, arXiv:1412.6980, algorithm 1), or any
+`torch.optim.Optimizer`: then the gradient alone may be a compiled graph, and the step is the
+optimiser's own.
 
 Reading order: `Objective` -> `MinibatchStep` -> `pays` -> the compiler's cache.
 """
@@ -32,7 +35,11 @@ BETA1, BETA2 = 0.9, 0.999  # Adam
 Objective = Callable[..., tuple[Tensor, Tensor]]
 """`objective(module, *batch) -> (loss (), stats (K,))`, a pure function of its tensors.
 
-Loss and stats are means over the batch's rows."""
+Loss and stats are means over the batch's rows. A module of S independent networks side by side,
+whose parameters all have a first dimension that S divides, gives loss (S,) and stats (K, S)."""
+
+MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+"""`make_optimizer(parameters) -> optimizer`."""
 
 Adapt = Callable[[Tensor, Tensor], Tensor]
 """`adapt(learning_rate (), stats (K,)) -> learning_rate ()`, before each step."""
@@ -60,6 +67,11 @@ class MinibatchStep:
         epsilon: Adam's; the default as in OpenAI baselines' PPO.
         check_each: look at loss and gradient before each step. False spares the wait for the
             device; the caller then gives `check` the mean of what many steps returned.
+        optimizer: see `MakeOptimizer`; it gets the module's parameters with their shapes. None for
+            Adam. With one, `learning_rate` and `epsilon` have no effect.
+
+    Raises:
+        ValueError: `adapt` is given with an optimiser of its own.
     """
 
     def __init__(
@@ -72,7 +84,10 @@ class MinibatchStep:
         compiled: bool = False,
         epsilon: float = 1e-5,
         check_each: bool = True,
+        optimizer: MakeOptimizer | None = None,
     ) -> None:
+        if adapt is not None and optimizer is not None:
+            raise ValueError("adapt changes the learning rate of Adam, not of another optimizer")
         self.max_grad_norm, self.adapt, self.compiled = max_grad_norm, adapt, compiled
         self.epsilon, self.check_each = epsilon, check_each
         self._bound = _Bound(module, objective)
@@ -85,8 +100,12 @@ class MinibatchStep:
             for child in dict.fromkeys(children)
         ]
         self._flat = _flatten(self._parameters)
-        self._graphs: tuple[Callable, Callable] | None = None
+        self._graphs: tuple[Callable, ...] | None = None
         device = self._flat.device
+        self._foreign = optimizer is not None
+        if optimizer is not None:
+            self.optimizer = optimizer([*self._parameters])
+            return
         self.optimizer = torch.optim.Adam(
             [self._flat],
             lr=torch.tensor(learning_rate, device=device),
@@ -109,7 +128,8 @@ class MinibatchStep:
         """Take one step on a batch, or in a group of processes on this one's rows of it.
 
         Returns:
-            The objective's stats, then the gradient's norm before clipping and the loss (K + 2,).
+            The objective's stats, then the gradient's norm before clipping and the loss (K + 2,),
+            or for S networks (K + 2, S).
 
         Raises:
             Diverged: loss or gradient is not finite; nothing was changed. Not with `check_each`
@@ -122,41 +142,56 @@ class MinibatchStep:
             gradient, stats = self._of_all_ranks(*self._gradient(*batch), rows)
             if self.check_each:
                 self.check(stats)
-            self._eager_adam(gradient, stats)
+            self._eager_step(gradient, stats)
             return stats
-        compiled_gradient, compiled_adam = self._graphs
         with torch.no_grad():
+            if len(self._graphs) == 1:
+                stats = self._graphs[0](*self._adam_state(), *batch)
+                if self.check_each:
+                    self.check(stats)
+                return stats
+            compiled_gradient, compiled_adam = self._graphs
             gradient, stats = compiled_gradient(self._flat.detach(), *batch)
             gradient, stats = self._of_all_ranks(gradient, stats, rows)
             if self.check_each:
                 self.check(stats)
-            compiled_adam(*self._adam_state(), gradient, stats)
+            if self._foreign:
+                self._eager_step(gradient, stats)
+            else:
+                compiled_adam(*self._adam_state(), gradient, stats)
         return stats
 
     def state_dict(self) -> dict:
-        """Adam's state and the mode; the weights are the module's."""
+        """The optimiser's state and the mode; the weights are the module's."""
         return {"optimizer": self.optimizer.state_dict(), "compiled": self.compiled}
 
     def load_state_dict(self, state: dict) -> None:
         """Continue where `state_dict` was taken, in the mode it was taken in."""
         self.optimizer.load_state_dict(deepcopy(state["optimizer"]))
-        group = self.optimizer.param_groups[0]
-        group["lr"] = group["lr"].to(self._flat.device)
+        if not self._foreign:
+            group = self.optimizer.param_groups[0]
+            group["lr"] = group["lr"].to(self._flat.device)
         self.compiled = state["compiled"]
 
     # Eager ------------------------------------------------------------------------------------
 
     def _gradient(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
         loss, stats = self._bound(*batch)
-        gradient = torch.autograd.grad(loss, self._parameters)
+        gradient = torch.autograd.grad(loss.sum(), self._parameters)
         with torch.no_grad():
             return self._with_norm(gradient, loss, stats)
 
     @torch.no_grad()
-    def _eager_adam(self, gradient: Tensor, stats: Tensor) -> None:
+    def _eager_step(self, gradient: Tensor, stats: Tensor) -> None:
         if self.adapt is not None:
             self.learning_rate.copy_(self.adapt(self.learning_rate, stats))
-        self._flat.grad = self._clip(gradient)
+        gradient = self._clip(gradient)
+        if self._foreign:
+            parts = gradient.split([shape.numel() for shape in self._shapes])
+            for p, part in zip(self._parameters, parts, strict=True):
+                p.grad = part.view(p.shape)
+        else:
+            self._flat.grad = gradient
         self.optimizer.step()
 
     # Compiled ---------------------------------------------------------------------------------
@@ -172,26 +207,41 @@ class MinibatchStep:
 
         def loss(weights):
             named = dict(zip(self._names, weights, strict=True))
-            return functional_call(self._bound, named, batch)
+            value, stats = functional_call(self._bound, named, batch)
+            return value.sum(), (value, stats)
 
-        gradient, (value, stats) = grad_and_value(loss, has_aux=True)(weights)
+        gradient, (_, (value, stats)) = grad_and_value(loss, has_aux=True)(weights)
         return self._with_norm(gradient, value, stats)
 
     def _functional_adam(
         self, flat, exp_avg, exp_avg_sq, step, learning_rate, gradient, stats
     ) -> None:
-        """Writes in place to all but the last two."""
+        """Writes in place to all but the last two, and the same as before if they are not finite.
+
+        In the one graph `check` sees the stats only afterwards.
+        """
+        good = stats[-2:].isfinite().all()
         if self.adapt is not None:
-            learning_rate.copy_(self.adapt(learning_rate, stats))
-        gradient = self._clip(gradient)
-        step.add_(1)
-        exp_avg.lerp_(gradient, 1 - BETA1)
-        exp_avg_sq.lerp_(gradient.square(), 1 - BETA2)
+            adapted = self.adapt(learning_rate, stats)
+            learning_rate.copy_(torch.where(good, adapted, learning_rate))
+        gradient = torch.where(good, self._clip(gradient), 0.0)
+        step.add_(good)
+        exp_avg.lerp_(gradient, (1 - BETA1) * good)
+        exp_avg_sq.lerp_(gradient.square(), (1 - BETA2) * good)
         denominator = (exp_avg_sq / (1 - BETA2**step)).sqrt() + self.epsilon
-        flat.sub_(learning_rate * (exp_avg / (1 - BETA1**step)) / denominator)
+        change = learning_rate * (exp_avg / (1 - BETA1**step)) / denominator
+        flat.sub_(torch.where(good, change, 0.0))
+
+    def _functional_step(
+        self, flat, exp_avg, exp_avg_sq, step, learning_rate, *batch: Tensor
+    ) -> Tensor:
+        """`_functional_gradient` and `_functional_adam` in one; returns the stats."""
+        gradient, stats = self._functional_gradient(flat, *batch)
+        self._functional_adam(flat, exp_avg, exp_avg_sq, step, learning_rate, gradient, stats)
+        return stats
 
     def _compile(self, batch: tuple[Tensor, ...]) -> None:
-        """Build both graphs and try them on copies; if they cannot be built, stay eager."""
+        """Build the graphs and try them on copies; if they cannot be built, stay eager."""
         for attempt in (1, 2):
             try:
                 return self._build(batch)
@@ -204,18 +254,23 @@ class MinibatchStep:
 
     def _build(self, batch: tuple[Tensor, ...]) -> None:
         _use_cache()
-        graphs = _graph(self._functional_gradient), _graph(self._functional_adam)
         if distributed.world_size() > 1:  # a rank's part of a minibatch has no fixed size
             for x in batch:
                 torch._dynamo.maybe_mark_dynamic(x, 0)
         with torch.no_grad():
-            gradient, stats = graphs[0](self._flat.detach(), *batch)
-            flat, *moments = (x.detach().clone() for x in self._adam_state())
-            graphs[1](flat, *moments, gradient, stats)
+            state = [] if self._foreign else [x.detach().clone() for x in self._adam_state()]
+            if state and distributed.world_size() == 1:
+                graphs = (_graph(self._functional_step),)
+                graphs[0](*state, *batch)
+            else:
+                graphs = _graph(self._functional_gradient), _graph(self._functional_adam)
+                gradient, stats = graphs[0](self._flat.detach(), *batch)
+                if state:
+                    graphs[1](*state, gradient, stats)
         self._graphs = graphs
 
     def _adam_state(self) -> tuple[Tensor, ...]:
-        """What `_functional_adam` writes to."""
+        """What `_functional_adam` writes to, in its order."""
         state = self.optimizer.state[self._flat]
         moments = state["exp_avg"], state["exp_avg_sq"], state["step"]
         return self._flat.detach(), *moments, self.learning_rate
@@ -225,7 +280,11 @@ class MinibatchStep:
     @staticmethod
     def _with_norm(gradient, loss: Tensor, stats: Tensor) -> tuple[Tensor, Tensor]:
         flat = torch.cat([g.flatten() for g in gradient])
-        norm = torch.linalg.vector_norm(flat)
+        if loss.ndim:  # networks side by side: each has a norm of its own
+            squares = [g.reshape(len(loss), -1).square().sum(1) for g in gradient]
+            norm = torch.stack(squares).sum(0).sqrt()
+        else:
+            norm = torch.linalg.vector_norm(flat)
         return flat, torch.cat([stats, torch.stack([norm, loss.detach()])])
 
     @staticmethod
@@ -249,9 +308,11 @@ class MinibatchStep:
     @staticmethod
     def check(stats: Tensor) -> None:
         """Raise Diverged unless the last two of `stats`, as a call returns them, are finite."""
-        norm, loss = stats[-2:].tolist()
-        if not abs(norm + loss) < float("inf"):
-            raise Diverged(f"loss {loss:.4g}, gradient norm {norm:.4g}")
+        columns = stats[-2:].reshape(2, -1).T.tolist()
+        for i, (norm, loss) in enumerate(columns):
+            if not abs(norm + loss) < float("inf"):
+                which = f"network {i}: " if len(columns) > 1 else ""
+                raise Diverged(f"{which}loss {loss:.4g}, gradient norm {norm:.4g}")
 
 
 class _Bound(nn.Module):

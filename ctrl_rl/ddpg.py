@@ -24,7 +24,7 @@ Deviations from the paper, each with its reason:
 Tensors: environments (N, ...), minibatch (B, ...). `docs/algorithms/ddpg.md` explains every logged
 key.
 
-Reading order: `METRICS` -> `DDPGConfig` -> losses -> `Actor` -> `DDPG` -> `train`. The twin
+Reading order: `METRICS` -> `DDPGConfig` -> losses -> `DDPG` -> `train`. The twin
 `ctrl_rl/aro_ddpg.py` keeps the same names and order.
 """
 
@@ -35,14 +35,13 @@ from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ctrl_rl import distributed
 from ctrl_rl.buffers import Batch, ReplayBuffer, updates_due
 from ctrl_rl.compiled import Diverged, MinibatchStep, pays
-from ctrl_rl.distributions import squash
 from ctrl_rl.env import Obs, VecEnv
-from ctrl_rl.networks import ACTIVATIONS, MLP, QEnsemble, action_bounds
+from ctrl_rl.networks import ACTIVATIONS, DeterministicActor, QEnsemble, action_bounds
 from ctrl_rl.policy import Policy
 from ctrl_rl.rollout import Tally
 from ctrl_rl.runs import Run
@@ -157,31 +156,6 @@ def noise_deviation(theta: float, sigma: float) -> float:
     return sigma / math.sqrt(1 - (1 - theta) ** 2)
 
 
-class Actor(nn.Module):
-    """pi: a network and the bounds that it is squashed to."""
-
-    low: Tensor
-    high: Tensor
-
-    def __init__(
-        self,
-        obs_size: int,
-        low: Tensor,
-        high: Tensor,
-        hidden: tuple[int, ...],
-        activation: str,
-        generator: torch.Generator,
-    ) -> None:
-        super().__init__()
-        self.net = MLP((obs_size, *hidden, len(low)), activation, 0.01, generator)
-        self.register_buffer("low", low, persistent=False)
-        self.register_buffer("high", high, persistent=False)
-
-    def forward(self, obs: Tensor) -> Tensor:
-        """(B, d) to (B, A) in action units."""
-        return squash(self.net(obs), self.low, self.high)
-
-
 # The learner --------------------------------------------------------------------------------
 
 
@@ -204,7 +178,7 @@ class DDPG:
         self.generator = torch.Generator(self.device).manual_seed(config.seed + 1)
         self.critic_group = spec.critic_group
         shape = (low, high, config.hidden, config.activation, start)
-        self.actor = Actor(spec.obs_size("actor"), *shape).to(self.device)
+        self.actor = DeterministicActor(spec.obs_size("actor"), *shape).to(self.device)
         self.critic = QEnsemble(1, spec.obs_size(self.critic_group), *shape).to(self.device)
         self.target_actor = deepcopy(self.actor).requires_grad_(False)
         self.target_critic = deepcopy(self.critic).requires_grad_(False)

@@ -98,6 +98,13 @@ def squash(
     return torch.clamp(stretched, low, high)  # rounding could pass a bound by one bit
 
 
+def unit_scaled(
+    action: Float[Tensor, "*batch A"], low: Float[Tensor, " A"], high: Float[Tensor, " A"]
+) -> Float[Tensor, "*batch A"]:
+    """An action in its units, scaled so that its bounds become -1 and 1."""
+    return (2 * action - (high + low)) / (high - low)
+
+
 @dataclass(frozen=True)
 class SquashedGaussian:
     """A normal u whose samples pass through `squash`: action = middle + half_range tanh(u).

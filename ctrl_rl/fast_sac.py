@@ -49,7 +49,7 @@ from torch import Tensor, nn
 from ctrl_rl import distributed
 from ctrl_rl.buffers import Batch, ReplayBuffer, updates_due
 from ctrl_rl.compiled import Diverged, MinibatchStep, pays
-from ctrl_rl.distributions import SquashedGaussian, project
+from ctrl_rl.distributions import SquashedGaussian, project, unit_scaled
 from ctrl_rl.env import Obs, Step, VecEnv
 from ctrl_rl.networks import ACTIVATIONS, MLP, EnsembleMLP, action_bounds
 from ctrl_rl.normalize import Normalizer
@@ -251,7 +251,7 @@ class Critic(nn.Module):
 
     def forward(self, obs: Tensor, action: Tensor) -> Tensor:
         """(B, e) and (B, A) in action units to logits (2, B, K)."""
-        scaled = (2 * action - (self.high + self.low)) / (self.high - self.low)
+        scaled = unit_scaled(action, self.low, self.high)
         return self.net(torch.cat([obs, scaled], 1))
 
     def value(self, obs: Tensor, action: Tensor) -> Tensor:

@@ -38,15 +38,15 @@ from functools import partial, reduce
 import torch
 from torch import Tensor, nn
 
-from ctrl_rl import distributed, distributions, ppo
+from ctrl_rl import distributed, ppo
 from ctrl_rl.compiled import Diverged, MinibatchStep, pays
 from ctrl_rl.env import Obs, VecEnv
-from ctrl_rl.networks import MLP
+from ctrl_rl.networks import MLP, PolicyHead
 from ctrl_rl.normalize import Normalizer
 from ctrl_rl.policy import Policy
-from ctrl_rl.ppo import STATS, adapt, clipped_objective, kl_estimate, standardized
-from ctrl_rl.returns import episode_sums, gae
-from ctrl_rl.rollout import Rollout, collect
+from ctrl_rl.ppo import BLOCK, STATS, adapt, clipped_objective, kl_estimate, standardized
+from ctrl_rl.returns import gae
+from ctrl_rl.rollout import Rollout, collect, episode_figures, selected
 from ctrl_rl.runs import Run
 from ctrl_rl.spec import Discrete, EnvSpec
 
@@ -186,7 +186,7 @@ def multi_critic_ppo_loss(
         L, and the figures named by `STATS` as one tensor.
     """
     actor_obs, critic_obs, action, old_log_prob, advantage, value_target = batch
-    distribution = networks.distribution(networks.actor(actor_obs))
+    distribution = networks.policy(networks.actor(actor_obs))
     log_ratio = distribution.log_prob(action) - old_log_prob
     ratio = log_ratio.exp()
     entropy = distribution.entropy().mean()
@@ -200,14 +200,11 @@ def multi_critic_ppo_loss(
 
 
 class Networks(nn.Module):
-    """Actor and critics, which share no layer, and the log standard deviation (A,).
+    """Actor and critics, which share no layer, and the policy head.
 
     Critics are children of their own, `critic_0` for the first group, so that each has its own
     bound of the gradient.
     """
-
-    low: Tensor
-    high: Tensor
 
     def __init__(
         self, config: MultiCriticPPOConfig, spec: EnvSpec, generator: torch.Generator
@@ -219,28 +216,12 @@ class Networks(nn.Module):
         for i in range(self.num_groups):
             critic = MLP(shape(spec.critic_group, 1), config.activation, 1.0, generator)
             self.add_module(f"critic_{i}", critic)
-        self.discrete = isinstance(spec.action, Discrete)
-        self.bounded = False
-        if not isinstance(spec.action, Discrete):
-            log_std = math.log(config.initial_std)
-            self.log_std = nn.Parameter(torch.full((spec.action_size,), log_std))
-            low, high = ([getattr(d, side) for d in spec.action] for side in ("low", "high"))
-            self.bounded = any(map(math.isfinite, low + high))
-            self.register_buffer("low", torch.tensor(low), persistent=False)
-            self.register_buffer("high", torch.tensor(high), persistent=False)
+        self.policy = PolicyHead(spec, config.initial_std)
 
     def values(self, obs: Tensor) -> Tensor:
         """V_g of each group, (B, G)."""
         critics = [getattr(self, f"critic_{i}") for i in range(self.num_groups)]
         return torch.cat([critic(obs) for critic in critics], 1)
-
-    def distribution(self, head: Tensor):
-        """The policy from the actor's output (..., A): a mean, or logits."""
-        if self.discrete:
-            return distributions.Categorical(head)
-        if self.bounded:
-            return distributions.ClippedGaussian(head, self.log_std, self.low, self.high)
-        return distributions.DiagGaussian(head, self.log_std)
 
 
 # The learner --------------------------------------------------------------------------------
@@ -300,7 +281,7 @@ class MultiCriticPPO:
     def act(self, obs: Obs, noise: Tensor) -> tuple[Tensor, Tensor]:
         """The actor's output (N, A) and an action drawn from it, in the env's units."""
         head = self.networks.actor(self._normalize("actor", obs["actor"]))
-        return head, self.networks.distribution(head).sample(noise)
+        return head, self.networks.policy(head).sample(noise)
 
     def update(self, rollout: Rollout) -> dict[str, float]:
         """Learn from a roll-out, then let the observation statistics take it in.
@@ -321,27 +302,28 @@ class MultiCriticPPO:
             ]
             weights = [config.group_weights.get(group, 1.0) for group in config.reward_groups]
             value_target = torch.stack(advantages, 2) + value
-            columns = [
-                self._normalize("actor", rollout.obs["actor"]),
-                self._normalize(self.groups[1], rollout.obs[self.groups[1]]),
+            obs = {
+                g: self._normalize(g, rollout.obs[g]).flatten(0, 1)
+                for g in dict.fromkeys(self.groups)
+            }
+            rest = [
                 rollout.action,
-                self.networks.distribution(rollout.head).log_prob(rollout.action),
+                self.networks.policy(rollout.head).log_prob(rollout.action),
                 combined(advantages, weights),
                 value_target,
             ]
-            columns = [x.flatten(0, 1) for x in columns]
+            columns = [*(obs[g] for g in self.groups), *(x.flatten(0, 1) for x in rest)]
         stats = []
         for _ in range(config.num_epochs):
             order = torch.randperm(len(columns[-1]), generator=self.generator, device=self.device)
-            shuffled = [x[order].split(self.batch_size) for x in columns]
-            for batch in zip(*shuffled, strict=True):
-                stats.append(self.step(*batch))
+            for rows in order.split(self.batch_size):
+                stats.append(self.step(*selected(columns, rows)))
         self._update_normalizers(rollout)
         mean = torch.stack(stats).mean(0).tolist()
         metrics: dict[str, float] = dict(zip((*STATS, "loss/grad_norm"), mean[:-1], strict=True))
         metrics["loss/learning_rate"] = self.step.learning_rate.item()
-        if not self.networks.discrete:
-            metrics["policy/std"] = self.networks.log_std.exp().mean().item()
+        if not self.networks.policy.discrete:
+            metrics["policy/std"] = self.networks.policy.log_std.exp().mean().item()
         explained = []
         for i, (group, advantage) in enumerate(zip(config.reward_groups, advantages, strict=True)):
             metrics[f"value/advantage_std/{group}"] = advantage.std(correction=0).item()
@@ -352,31 +334,28 @@ class MultiCriticPPO:
                 metrics[f"value/explained_variance/{group}"] = explained[-1]
         if explained:
             metrics["value/explained_variance"] = sum(explained) / len(explained)
-        episodes, self.unfinished = episode_sums(self.unfinished, rollout.reward, rollout.ended)
-        if episodes.shape[1]:
-            mean_return, mean_length = episodes.mean(1).tolist()
-            metrics["rollout/episode_return"] = mean_return
-            metrics["rollout/episode_length"] = mean_length
-            metrics["rollout/terminated"] = rollout.terminated.sum().item() / episodes.shape[1]
-        return metrics
+        episodes, self.unfinished = episode_figures(
+            self.unfinished, rollout.reward, rollout.terminated, rollout.ended
+        )
+        return metrics | episodes
 
     def policy_section(self) -> dict:
         """The policy alone, as `ctrl_rl.policy.Policy.from_section` reads it."""
         section = {
             "format": 1,
-            "kind": "categorical_mlp" if self.networks.discrete else "gaussian_mlp",
+            "kind": "categorical_mlp" if self.networks.policy.discrete else "gaussian_mlp",
             "spec": self.spec.to_json(),
             "group": "actor",
             "hidden": list(self.config.hidden),
             "activation": self.config.activation,
             "normalizer": None,
-            "bound": "clip" if self.networks.bounded else "none",
+            "bound": "clip" if self.networks.policy.bounded else "none",
             "weights": {k: v.clone() for k, v in self.networks.actor.state_dict().items()},
         }
         if self.config.normalize_obs:
             section["normalizer"] = self.normalizers["actor"].section()
-        if not self.networks.discrete:
-            section["log_std"] = self.networks.log_std.detach().clone()
+        if not self.networks.policy.discrete:
+            section["log_std"] = self.networks.policy.log_std.detach().clone()
         return section
 
     def state_dict(self) -> dict:
@@ -422,7 +401,8 @@ class MultiCriticPPO:
         group = self.groups[1]
         parts = (rollout.obs[group].flatten(0, 1), rollout.last_obs[group])
         obs = torch.cat([*parts, rollout.ended_next_obs[group]])
-        value = self.networks.values(self._normalize(group, obs))
+        blocks = self._normalize(group, obs).split(BLOCK)
+        value = torch.cat([self.networks.values(x) for x in blocks])
         num_steps, num_envs = rollout.reward.shape
         shifted = value[: (num_steps + 1) * num_envs].view(num_steps + 1, num_envs, -1)
         next_value = shifted[1:].clone()

@@ -1,4 +1,4 @@
-"""The multilayer perceptrons that actors, critics and exported policies share."""
+"""The networks that actors, critics and exported policies share."""
 
 import itertools
 import math
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ctrl_rl import distributions
 from ctrl_rl.spec import Discrete, EnvSpec
 
 ACTIVATIONS = {
@@ -147,8 +148,73 @@ class QEnsemble(nn.Module):
 
     def forward(self, obs: Tensor, action: Tensor) -> Tensor:
         """(B, d) and (B, A) in action units to (E, B)."""
-        scaled = (2 * action - (self.high + self.low)) / (self.high - self.low)
+        scaled = distributions.unit_scaled(action, self.low, self.high)
         return self.net(torch.cat([obs, scaled], 1))[..., 0]
+
+
+class DeterministicActor(nn.Module):
+    """A network whose output is squashed to the bounds of the action.
+
+    Args:
+        obs_size: columns of the observation.
+        low: (A,) finite bounds of the action, in its units.
+        high: (A,)
+        hidden: widths of the hidden layers.
+        activation: a key of `ACTIVATIONS`.
+        generator: source of the initial weights.
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(
+        self,
+        obs_size: int,
+        low: Tensor,
+        high: Tensor,
+        hidden: Sequence[int],
+        activation: str,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        self.net = MLP((obs_size, *hidden, len(low)), activation, 0.01, generator)
+        self.register_buffer("low", low, persistent=False)
+        self.register_buffer("high", high, persistent=False)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """(B, d) to (B, A) in action units."""
+        return distributions.squash(self.net(obs), self.low, self.high)
+
+
+class PolicyHead(nn.Module):
+    """Makes the distribution of actions from an actor's output.
+
+    Args:
+        spec: the environment's contract.
+        initial_std: standard deviation of a continuous action at the start [action units].
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, spec: EnvSpec, initial_std: float) -> None:
+        super().__init__()
+        self.discrete = isinstance(spec.action, Discrete)
+        self.bounded = False
+        if not isinstance(spec.action, Discrete):
+            self.log_std = nn.Parameter(torch.full((spec.action_size,), math.log(initial_std)))
+            low, high = ([getattr(d, side) for d in spec.action] for side in ("low", "high"))
+            self.bounded = any(map(math.isfinite, low + high))
+            self.register_buffer("low", torch.tensor(low), persistent=False)
+            self.register_buffer("high", torch.tensor(high), persistent=False)
+
+    def forward(self, head: Tensor):
+        """The policy from the actor's output (..., A): a mean, or logits."""
+        if self.discrete:
+            return distributions.Categorical(head)
+        if self.bounded:
+            return distributions.ClippedGaussian(head, self.log_std, self.low, self.high)
+        return distributions.DiagGaussian(head, self.log_std)
 
 
 def action_bounds(

@@ -36,7 +36,8 @@ class Normalizer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., d) float32, normalised and clipped."""
-        return ((x - self._shift) * self._scale).clamp(-self.clip, self.clip)
+        # In place on the difference: fresh memory costs more than the arithmetic.
+        return (x - self._shift).mul_(self._scale).clamp_(-self.clip, self.clip)
 
     @torch.no_grad()
     def update(self, x: Tensor) -> None:
@@ -47,9 +48,11 @@ class Normalizer(nn.Module):
         result does not depend on how rows are cut into batches, but for rounding. In a group of
         processes the batch is the rows of all of them: see `ctrl_rl.distributed`.
         """
-        x = x[x.isfinite().all(1)].double()
+        if not x.sum().isfinite():  # a sum can only overflow where a row is worth the closer look
+            x = x[x.isfinite().all(1)]
+        x = x.to(torch.float64, copy=True)
         batch_mean = x.mean(0)
-        batch_squares = (x - batch_mean).square().sum(0)
+        batch_squares = x.sub_(batch_mean).square_().sum(0)
         rows, batch_mean, batch_squares = distributed.merged(x.shape[0], batch_mean, batch_squares)
         if rows == 0:
             return

@@ -30,7 +30,6 @@ explains every logged key.
 Reading order: `RecurrentPPOConfig` -> loss -> `Networks` -> `RecurrentPPO` -> `train`.
 """
 
-import math
 import time
 from collections.abc import Callable
 from copy import deepcopy
@@ -40,17 +39,18 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from ctrl_rl import distributed, distributions, ppo
+from ctrl_rl import distributed, ppo
 from ctrl_rl.compiled import Diverged, MinibatchStep
 from ctrl_rl.env import Obs, VecEnv
 from ctrl_rl.memory import CELLS, Pieces, RecurrentNet, forget
+from ctrl_rl.networks import PolicyHead
 from ctrl_rl.normalize import Normalizer
 from ctrl_rl.policy import Policy
 from ctrl_rl.ppo import STATS, adapt, clipped_objective, kl_estimate, standardized
-from ctrl_rl.returns import episode_sums, gae
-from ctrl_rl.rollout import Rollout, collect
+from ctrl_rl.returns import gae
+from ctrl_rl.rollout import Rollout, collect, episode_figures
 from ctrl_rl.runs import Run
-from ctrl_rl.spec import Discrete, EnvSpec
+from ctrl_rl.spec import EnvSpec
 
 METRICS: dict[str, str] = dict(ppo.METRICS)
 """Every key that is logged, the same as PPO's; an unknown key is an error."""
@@ -126,9 +126,7 @@ def recurrent_ppo_loss(networks: "Networks", batch: tuple[Tensor, ...], config: 
     """
     actor_obs, critic_obs, action, old_log_prob, advantage, value_target, *rest = batch
     batch_sizes, actor_start, critic_start = rest
-    distribution = networks.distribution(
-        networks.actor.replay(actor_obs, batch_sizes, actor_start)[0]
-    )
+    distribution = networks.policy(networks.actor.replay(actor_obs, batch_sizes, actor_start)[0])
     value = networks.critic.replay(critic_obs, batch_sizes, critic_start)[0][:, 0]
     log_ratio = distribution.log_prob(action) - old_log_prob
     ratio = log_ratio.exp()
@@ -143,10 +141,7 @@ def recurrent_ppo_loss(networks: "Networks", batch: tuple[Tensor, ...], config: 
 
 
 class Networks(nn.Module):
-    """Actor and critic, which share no layer and no memory, and the log standard deviation (A,)."""
-
-    low: Tensor
-    high: Tensor
+    """Actor and critic, which share no layer and no memory, and the policy head."""
 
     def __init__(
         self, config: RecurrentPPOConfig, spec: EnvSpec, generator: torch.Generator
@@ -161,23 +156,7 @@ class Networks(nn.Module):
 
         self.actor = network("actor", spec.action_size, 0.01)
         self.critic = network(spec.critic_group, 1, 1.0)
-        self.discrete = isinstance(spec.action, Discrete)
-        self.bounded = False
-        if not isinstance(spec.action, Discrete):
-            log_std = math.log(config.initial_std)
-            self.log_std = nn.Parameter(torch.full((spec.action_size,), log_std))
-            low, high = ([getattr(d, side) for d in spec.action] for side in ("low", "high"))
-            self.bounded = any(map(math.isfinite, low + high))
-            self.register_buffer("low", torch.tensor(low), persistent=False)
-            self.register_buffer("high", torch.tensor(high), persistent=False)
-
-    def distribution(self, head: Tensor):
-        """The policy from the actor's output (..., A): a mean, or logits."""
-        if self.discrete:
-            return distributions.Categorical(head)
-        if self.bounded:
-            return distributions.ClippedGaussian(head, self.log_std, self.low, self.high)
-        return distributions.DiagGaussian(head, self.log_std)
+        self.policy = PolicyHead(spec, config.initial_std)
 
 
 # The learner --------------------------------------------------------------------------------
@@ -242,7 +221,7 @@ class RecurrentPPO:
         The state takes the observation in.
         """
         head, self.state = self.networks.actor(self._normalize("actor", obs["actor"]), self.state)
-        return head, self.networks.distribution(head).sample(noise)
+        return head, self.networks.policy(head).sample(noise)
 
     def forget(self, ended: Tensor) -> None:
         """Before the first observation of new episodes: zero the state of rows that ended (N,)."""
@@ -271,7 +250,7 @@ class RecurrentPPO:
                 self._normalize("actor", rollout.obs["actor"]),
                 self._normalize(self.groups[1], rollout.obs[self.groups[1]]),
                 rollout.action,
-                self.networks.distribution(rollout.head).log_prob(rollout.action),
+                self.networks.policy(rollout.head).log_prob(rollout.action),
                 standardized(advantage),
                 value_target,
             ]
@@ -289,23 +268,20 @@ class RecurrentPPO:
         mean = torch.stack(stats).mean(0).tolist()
         metrics: dict[str, float] = dict(zip((*STATS, "loss/grad_norm"), mean[:-1], strict=True))
         metrics["loss/learning_rate"] = self.step.learning_rate.item()
-        if not self.networks.discrete:
-            metrics["policy/std"] = self.networks.log_std.exp().mean().item()
+        if not self.networks.policy.discrete:
+            metrics["policy/std"] = self.networks.policy.log_std.exp().mean().item()
         variance = value_target.var(correction=0)
         if variance > 0:
             unexplained = (value_target - value).var(correction=0) / variance
             metrics["value/explained_variance"] = 1 - unexplained.item()
-        episodes, self.unfinished = episode_sums(self.unfinished, rollout.reward, rollout.ended)
-        if episodes.shape[1]:
-            mean_return, mean_length = episodes.mean(1).tolist()
-            metrics["rollout/episode_return"] = mean_return
-            metrics["rollout/episode_length"] = mean_length
-            metrics["rollout/terminated"] = rollout.terminated.sum().item() / episodes.shape[1]
-        return metrics
+        episodes, self.unfinished = episode_figures(
+            self.unfinished, rollout.reward, rollout.terminated, rollout.ended
+        )
+        return metrics | episodes
 
     def policy_section(self) -> dict:
         """The policy alone, as `ctrl_rl.policy.Policy.from_section` reads it."""
-        kind = "categorical" if self.networks.discrete else "gaussian"
+        kind = "categorical" if self.networks.policy.discrete else "gaussian"
         section = {
             "format": 1,
             "kind": f"{kind}_{self.config.cell}",
@@ -315,13 +291,13 @@ class RecurrentPPO:
             "hidden": list(self.config.hidden),
             "activation": self.config.activation,
             "normalizer": None,
-            "bound": "clip" if self.networks.bounded else "none",
+            "bound": "clip" if self.networks.policy.bounded else "none",
             "weights": {k: v.clone() for k, v in self.networks.actor.state_dict().items()},
         }
         if self.config.normalize_obs:
             section["normalizer"] = self.normalizers["actor"].section()
-        if not self.networks.discrete:
-            section["log_std"] = self.networks.log_std.detach().clone()
+        if not self.networks.policy.discrete:
+            section["log_std"] = self.networks.policy.log_std.detach().clone()
         return section
 
     def state_dict(self) -> dict:

@@ -27,7 +27,7 @@ minibatch from it; gradients are those of all parts: see `ctrl_rl.distributed`.
 Tensors: environments (N, ...), minibatch (B, ...), critics first (2, B). `docs/algorithms/td3.md`
 explains every logged key.
 
-Reading order: `METRICS` -> `TD3Config` -> losses -> `Actor` -> `TD3` -> `train`.
+Reading order: `METRICS` -> `TD3Config` -> losses -> `TD3` -> `train`.
 """
 
 import math
@@ -37,15 +37,14 @@ from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ctrl_rl import distributed
 from ctrl_rl.buffers import Batch, ReplayBuffer, updates_due
 from ctrl_rl.compiled import Diverged, MinibatchStep, pays
-from ctrl_rl.distributions import squash
 from ctrl_rl.env import Obs, VecEnv
 from ctrl_rl.hindsight import Hindsight, goal_groups
-from ctrl_rl.networks import ACTIVATIONS, MLP, QEnsemble, action_bounds
+from ctrl_rl.networks import ACTIVATIONS, DeterministicActor, QEnsemble, action_bounds
 from ctrl_rl.policy import Policy
 from ctrl_rl.rollout import Tally, faults_of_all_ranks
 from ctrl_rl.runs import Run
@@ -158,26 +157,6 @@ def actor_loss(q: Tensor) -> Tensor:
     return -q[0].mean()
 
 
-class Actor(nn.Module):
-    """pi: a network and the bounds that it is squashed to."""
-
-    low: Tensor
-    high: Tensor
-
-    def __init__(
-        self, config: TD3Config, obs_size: int, low: Tensor, high: Tensor, generator
-    ) -> None:
-        super().__init__()
-        sizes = (obs_size, *config.hidden, len(low))
-        self.net = MLP(sizes, config.activation, 0.01, generator)
-        self.register_buffer("low", low, persistent=False)
-        self.register_buffer("high", high, persistent=False)
-
-    def forward(self, obs: Tensor) -> Tensor:
-        """(B, d) to (B, A) in action units."""
-        return squash(self.net(obs), self.low, self.high)
-
-
 # The learner --------------------------------------------------------------------------------
 
 
@@ -204,10 +183,9 @@ class TD3:
         start = torch.Generator().manual_seed(config.seed)
         self.generator = torch.Generator(self.device).manual_seed(config.seed + 1)
         self.critic_group = spec.critic_group
-        self.actor = Actor(config, spec.obs_size("actor"), low, high, start).to(self.device)
-        self.critic = QEnsemble(
-            2, spec.obs_size(self.critic_group), low, high, config.hidden, config.activation, start
-        ).to(self.device)
+        shape = low, high, config.hidden, config.activation, start
+        self.actor = DeterministicActor(spec.obs_size("actor"), *shape).to(self.device)
+        self.critic = QEnsemble(2, spec.obs_size(self.critic_group), *shape).to(self.device)
         self.target_actor = deepcopy(self.actor).requires_grad_(False)
         self.target_critic = deepcopy(self.critic).requires_grad_(False)
         self.noise_std = config.exploration_noise * (self.actor.high - self.actor.low) / 2

@@ -177,6 +177,32 @@ print("compiled" if step.compiled else "eager")
     assert all(library.stat().st_size for library in cache.rglob("*.so"))
 
 
+@pytest.mark.parametrize("graphs", [1, 2])
+def test_what_is_compiled_equals_eager_and_a_bad_number_changes_nothing(monkeypatch, graphs):
+    """The functions behind the graphs, called without a compiler."""
+    monkeypatch.setattr(compiled, "_graph", lambda function: function)
+    module, eager_module = Pair(), Pair()
+    step = MinibatchStep(module, objective, 1e-2, 0.5, shrink, compiled=True, check_each=False)
+    eager = MinibatchStep(eager_module, objective, 1e-2, 0.5, shrink)
+    if graphs == 2:
+        step._graphs = step._functional_gradient, step._functional_adam
+    for i in range(10):
+        torch.testing.assert_close(step(*data(i)), eager(*data(i)), rtol=1e-4, atol=1e-5)
+    assert step._graphs is not None and len(step._graphs) == graphs
+    torch.testing.assert_close(weights(module), weights(eager_module), rtol=1e-4, atol=1e-5)
+    assert step.learning_rate.item() == pytest.approx(1e-2 * 0.9**10)
+    x, target = data(1)
+    target[3] = float("nan")
+    before = weights(module), *(x.clone() for x in step._adam_state())
+    stats = step(x, target)
+    with pytest.raises(Diverged):
+        step.check(stats)
+    after = weights(module), *step._adam_state()
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    step(*data(1))
+    assert not torch.equal(weights(module), before[0])
+
+
 def test_without_a_compiler_it_goes_on_in_eager_mode(cache, monkeypatch):
     calls = []
 

@@ -264,11 +264,11 @@ def test_the_ratio_of_the_samples_is_one_before_the_first_step():
     env = ctrl_rl.make("Go1-Velocity-Flat-v0", 4, threads=1)
     ppo = ppo_for(env, mirror=True)
     with torch.no_grad():
-        ppo.networks.log_std += torch.linspace(-0.5, 0.5, 12)  # legs differ: not symmetric
+        ppo.networks.policy.log_std += torch.linspace(-0.5, 0.5, 12)  # legs differ: not symmetric
     rollout = collect(ppo.act, env, ppo.draw_noise())[0]
     before = copy.deepcopy(ppo.networks)
     (batch, *_), _ = batches_of(ppo, rollout)
-    ratio = (before.distribution(before.actor(batch[0])).log_prob(batch[2]) - batch[3]).exp()
+    ratio = (before.policy(before.actor(batch[0])).log_prob(batch[2]) - batch[3]).exp()
     torch.testing.assert_close(ratio[::2], torch.ones(8), rtol=0, atol=1e-5)
     assert (ratio[1::2] - 1).abs().min() > 1e-3
     _, stats = ppo_loss(before, batch, ppo.config)

@@ -239,7 +239,7 @@ def test_an_update_moves_every_weight_and_the_ratio_starts_at_one():
     before = ppo_learner.state_dict()["networks"]
     ppo_learner.update(roll(ppo_learner, env))
     after = ppo_learner.state_dict()["networks"]
-    assert {k.split(".")[0] for k in before} == {"actor", "critic_0", "critic_1", "log_std"}
+    assert {k.split(".")[0] for k in before} == {"actor", "critic_0", "critic_1", "policy"}
     assert [k for k in before if torch.equal(before[k], after[k])] == []
     ppo_learner = learner(env, small(num_epochs=1, num_minibatches=1))
     for _ in range(2):

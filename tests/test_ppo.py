@@ -19,7 +19,7 @@ from ctrl_rl.ppo import (
     kl_estimate,
     train,
 )
-from ctrl_rl.rollout import collect
+from ctrl_rl.rollout import collect, selected
 from ctrl_rl.runs import Run
 from ctrl_rl.spec import Discrete, ObsTerm
 
@@ -448,3 +448,13 @@ def test_the_critic_finds_the_value_beyond_the_time_limit():
         ppo.update(rollout)
     found = ppo._values(rollout)[0]
     assert found.mean().item() == pytest.approx(10, abs=0.5)
+
+
+def test_rows_of_columns_are_copied_once_each():
+    x, y = torch.arange(12.0).view(4, 3), torch.arange(4)
+    rows = torch.tensor([2, 0])
+    one, other, again = selected([x, y, x], rows)
+    assert one.tolist() == [[6, 7, 8], [0, 1, 2]] and other.tolist() == [2, 0]
+    assert again is one
+    one.zero_()
+    assert x[0, 1] == 1

@@ -218,8 +218,8 @@ def log_ratios(ppo, rollout):
     obs = ppo._normalize("actor", rollout.obs["actor"])[pieces.t, pieces.row]
     head, _ = ppo.networks.actor.replay(obs, pieces.batch_sizes, pieces.start(ppo.actor_start))
     action = rollout.action[pieces.t, pieces.row]
-    new = ppo.networks.distribution(head).log_prob(action)
-    old = ppo.networks.distribution(rollout.head).log_prob(rollout.action)
+    new = ppo.networks.policy(head).log_prob(action)
+    old = ppo.networks.policy(rollout.head).log_prob(rollout.action)
     return new - old[pieces.t, pieces.row]
 
 
