@@ -507,12 +507,7 @@ def train(
     if initial := run.initial(env.spec):
         learner.warm_start(initial)
     run.start(METRICS, config, env, "fast_sac", replay.nbytes_after(config.total_steps))
-    step = 0
-    if saved := run.restore():
-        step = saved["step"]
-        learner.load_state_dict(saved["learner"])
-        replay.load_state_dict(saved["replay"])
-        env.load_state_dict(saved["env"])
+    step = run.resume(learner=learner, env=env, replay=replay)
     obs, num_envs = env.observe(), env.spec.num_envs
     while step < config.total_steps and not run.stopping(step):
         began, update_s, stats, first = time.perf_counter(), 0.0, [], step

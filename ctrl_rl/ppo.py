@@ -401,7 +401,7 @@ class PPO:
             self.networks.load_state_dict(state["networks"])
             for group, normalizer in self.normalizers.items():
                 normalizer.load_state_dict(state["normalizers"][group])
-        except RuntimeError as error:
+        except (RuntimeError, KeyError) as error:
             text = " ".join(str(error).split())
             raise ValueError(f"cannot start from a run with other networks: {text}") from None
 
@@ -484,11 +484,7 @@ def train(
     if initial := run.initial(env.spec):
         ppo.warm_start(initial)
     run.start(METRICS, config, env, "ppo")
-    step = 0
-    if saved := run.restore():
-        step = saved["step"]
-        ppo.load_state_dict(saved["learner"])
-        env.load_state_dict(saved["env"])
+    step = run.resume(learner=ppo, env=env)
     while step < config.total_steps and not run.stopping(step):
         began = time.perf_counter()
         rollout, metrics = collect(ppo.act, env, ppo.draw_noise())

@@ -414,12 +414,7 @@ def train(
     if initial := run.initial(env.spec):
         sac.warm_start(initial)
     run.start(METRICS, config, env, "sac", replay.nbytes_after(steps))
-    step = 0
-    if saved := run.restore():
-        step = saved["step"]
-        sac.load_state_dict(saved["learner"])
-        replay.load_state_dict(saved["replay"])
-        env.load_state_dict(saved["env"])
+    step = run.resume(learner=sac, env=env, replay=replay)
     obs, num_envs = env.observe(), sac.spec.num_envs
     while step < config.total_steps and not run.stopping(step):
         began, update_s, stats, faults, first = time.perf_counter(), 0.0, [], [], step

@@ -176,10 +176,14 @@ def build(plan: Plan, make, num_envs: int, config, seed: int, first_index: int =
 
 def finish(plan: Plan, run, judge: Judge) -> dict:
     """Evaluation file, video and report of what was trained; the object for `--json`."""
-    from ctrl_rl.report import add_evaluation, write_report
+    from ctrl_rl.policy import load_policy
+    from ctrl_rl.report import add_evaluation, read_evaluations, write_report
     from ctrl_rl.runs import read_config
 
     step = run.rows[-1]["step"] if run.rows else 0
+    evaluated = read_evaluations(plan.folder).get("randomised", {}).get("env_steps") == step
+    if step >= run.total_steps and judge.result is None and not evaluated:
+        judge(load_policy(plan.folder, "last"))  # a kill came after the last checkpoint
     metrics = {}
     if judge.result is not None:
         metrics = judge.result.to_dict()
