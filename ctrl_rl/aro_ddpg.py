@@ -114,7 +114,7 @@ class ARODDPGConfig:
     critic_learning_rate: float = 3e-4
     """Adam's step size for the critics and the gain."""
     reset_cost: float = 0.0
-    """Taken off the reward of a step that terminates; without it a fall is a free new start."""
+    """Taken off the reward of a step that terminates [reward]; 0 makes a fall a free new start."""
     polyak: float = 0.005
     """Share of the networks that the target networks take on."""
     ou_theta: float = 0.15

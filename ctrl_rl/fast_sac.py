@@ -116,7 +116,7 @@ class FastSACConfig:
     value_bound: float = 100.0
     """The atoms span -value_bound .. value_bound, which must hold every return [reward]."""
     initial_temperature: float = 0.01
-    """alpha at the start."""
+    """alpha at the start [reward/nat]."""
     target_entropy: float | None = None
     """H for actions scaled to -1..1 [nat]; None for minus the number of action dimensions."""
     initial_std: float = 0.5

@@ -88,9 +88,9 @@ class MultiCriticPPOConfig:
     clip_range: float = 0.2
     """How far the probability ratio pays to move from 1."""
     value_coef: float = 1.0
-    """Weight of the value loss."""
+    """Weight of the value loss [1/reward^2]."""
     entropy_coef: float = 0.0
-    """Weight of the entropy bonus."""
+    """Weight of the entropy bonus [1/nat]."""
     max_grad_norm: float = 1.0
     """Larger gradients of actor, log_std or critic are scaled down to this norm."""
     hidden: tuple[int, ...] = (64, 64)

@@ -101,9 +101,9 @@ class SACConfig:
     polyak: float = 0.005
     """Share of the critics that the target critics take on per update."""
     temperature: float | None = None
-    """alpha, kept; None adapts it to the target entropy."""
+    """alpha, kept [reward/nat]; None adapts it to the target entropy."""
     initial_temperature: float = 1.0
-    """alpha at the start, if it is adapted."""
+    """alpha at the start, if it is adapted [reward/nat]."""
     target_entropy: float | None = None
     """H for actions scaled to -1..1 [nat]; None for minus the number of action dimensions."""
     hidden: tuple[int, ...] = (256, 256)

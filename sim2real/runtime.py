@@ -265,11 +265,18 @@ class Observer:
         """The command (N, C) inside the ranges that training saw.
 
         What is no number stays so, and with it the target: `Guard` stops the robot.
+
+        Raises:
+            ValueError: not (C,), (1, C) or (N, C).
         """
         command = np.atleast_2d(np.asarray(command, np.float64))
-        if command.shape[1] != len(self._low_command):
+        rows, width = {1, self.num_robots}, len(self._low_command)
+        if command.ndim != 2 or command.shape[1] != width or len(command) not in rows:
             names = ", ".join(c.name for c in self.spec.command) or "nothing"
-            raise ValueError(f"a command of shape {command.shape} where the policy takes {names}")
+            robots = "robot takes" if self.num_robots == 1 else "robots take"
+            raise ValueError(
+                f"a command of shape {command.shape} where {self.num_robots} {robots} {names}"
+            )
         return np.clip(command, self._low_command, self._high_command)
 
     def build(self, reading: Reading, command: np.ndarray, prev_action: np.ndarray) -> np.ndarray:

@@ -94,6 +94,18 @@ def test_command_goes_by_name_and_stays_in_range():
         observe(term, command=(0.4, 0.2, 0.0))
 
 
+@pytest.mark.parametrize("num_robots", [1, 3])
+def test_a_command_is_one_for_all_robots_or_one_for_each(num_robots):
+    observer = Observer(make_spec(), NAMES, num_robots)
+    for shape in ((2,), (1, 2), (num_robots, 2)):
+        found = observer.clamp(np.full(shape, 0.3))
+        assert found.shape in {(1, 2), (num_robots, 2)} and (found == 0.3).all()
+    who = "1 robot takes" if num_robots == 1 else "3 robots take"
+    for shape in ((2, 2), (4, 2), (num_robots, 3), (0, 2), (1, 1, 2), ()):
+        with pytest.raises(ValueError, match=f"a command of shape .* where {who} walk, turn$"):
+            observer.clamp(np.zeros(shape))
+
+
 def test_clip_comes_before_scale():
     term = ObsTerm(name="s", kind="signal", size=1, clip=(-2.0, 3.0), scale=(10.0,))
     assert observe(term, signals={"s": np.array([5.0])}) == 30.0

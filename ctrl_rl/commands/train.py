@@ -59,6 +59,9 @@ class RunFlags:
         )
 
 
+FOLDERS = ("--run-dir", "--resume", "--init-from")
+"""Flags that name a run folder."""
+
 LIVE = ("stop_after", "run_dir")
 """Run flags about this sitting, not about the run; they are not kept in config.json."""
 
@@ -232,6 +235,10 @@ def read_plan(argv: list[str]) -> Plan:
         ValueError: anything else the command line gets wrong.
     """
     argv = list(argv)
+    for word, following in zip(argv, [*argv[1:], None], strict=False):
+        flag, _, value = word.partition("=") if "=" in word else (word, "", following)
+        if flag in FOLDERS and value == "":  # Path("") would be the current folder
+            raise cli.UsageError(f"{flag} names no folder")
     task = argv.pop(0) if argv and not argv[0].startswith("-") else None
     resume = _take(argv, "--resume")
     algo = _take(argv, "--algo")
