@@ -20,7 +20,8 @@ from onnx import TensorProto, helper
 from ctrl_rl.spec import KINDS, ActionDim, Discrete, ObsTerm, Robot
 from sim2real.card import CardError
 from sim2real.export import export
-from sim2real.runtime import Controller, JointCommand, Observer, Reading, load, run
+from sim2real.observer import Observer, Reading
+from sim2real.runtime import Controller, JointCommand, load, run
 from sim2real.safety import Guard, Limits
 
 NAMES = ("c", "a", "b")

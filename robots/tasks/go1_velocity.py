@@ -22,7 +22,8 @@ from torch import Tensor
 
 from ctrl_rl.spec import PRIVILEGED, ActionDim, CommandDim, EnvSpec, Mirror, ObsTerm
 from robots import go1
-from robots.env import TaskEnv, nominal_terms
+from robots.env import TaskEnv
+from robots.observation import nominal_terms
 from robots.sim import Rows, make_mujoco_sim
 
 FOOT_RADIUS = 0.023  # [m]
