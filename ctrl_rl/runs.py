@@ -292,7 +292,10 @@ class Run:
             found = sum(path.stat().st_size for path in self.folder.glob("checkpoints/replay-*"))
             needed = 2 * replay_bytes * distributed.world_size()
             check_free(self.folder, max(needed - found, 0))
-        self._begin = partial(self._open, record, f"{env.spec.task}, {algo}")
+        num_envs, processes = record["run"]["num_envs"], distributed.world_size()
+        shared = f" in {processes} processes" if processes > 1 else ""
+        source = f"{env.spec.task}, {algo}, {num_envs} environments{shared}"
+        self._begin = partial(self._open, record, source)
         if not self._checkpoint:  # else once it is known that the run can go on
             self._begin()
 
@@ -566,7 +569,7 @@ class Run:
                         "--init-from to go on from its weights"
                     )
 
-    def _open(self, record: dict, what: str) -> None:
+    def _open(self, record: dict, source: str) -> None:
         """Write config.json, cut the logs back to the checkpoint and open them."""
         assert self.folder is not None
         step = self._checkpoint["step"] if self._checkpoint else 0
@@ -575,9 +578,7 @@ class Run:
         (self.folder / "checkpoints").mkdir(exist_ok=True)
         self._open_logs()
         self._catch_signals()
-        num_envs, processes = record["run"]["num_envs"], distributed.world_size()
-        shared = f" in {processes} processes" if processes > 1 else ""
-        self._say(f"{what}, {num_envs} environments{shared}; {self.folder}")
+        self._say(f"{source}; {self.folder}")
         if self._resume and not self._checkpoint:
             self._say("the run was stopped before its first checkpoint: it begins anew at step 0")
         if self._console:
