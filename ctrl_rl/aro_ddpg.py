@@ -114,7 +114,7 @@ class ARODDPGConfig:
     critic_learning_rate: float = 3e-4
     """Adam's step size for the critics and the gain."""
     reset_cost: float = 0.0
-    """Taken off the reward of a step that terminates; without it a fall is a free new start."""
+    """Taken off the reward of a step that terminates [reward]; 0 makes a fall a free new start."""
     polyak: float = 0.005
     """Share of the networks that the target networks take on."""
     ou_theta: float = 0.15
@@ -397,12 +397,7 @@ def train(
     if initial := run.initial(env.spec):
         aro.warm_start(initial)
     run.start(METRICS, config, env, "aro_ddpg", replay.nbytes_after(config.total_steps))
-    step = 0
-    if saved := run.restore():
-        step = saved["step"]
-        aro.load_state_dict(saved["learner"])
-        replay.load_state_dict(saved["replay"])
-        env.load_state_dict(saved["env"])
+    step = run.resume(learner=aro, env=env, replay=replay)
     obs, num_envs, every = env.observe(), env.spec.num_envs, config.update_every
     while step < config.total_steps and not run.stopping(step):
         began, update_s, stats, rewards, first = time.perf_counter(), 0.0, [], [], step

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ctrl_rl.checkpoints import replacing
 from ctrl_rl.runs import read_config, read_metrics
 
 COLORS = ("#2563eb", "#ea580c", "#16a34a", "#9333ea", "#dc2626", "#0891b2", "#a16207", "#4b5563")
@@ -75,7 +76,8 @@ def draw_run(folder: Path) -> Path | None:
         elif len(keys) > 1:
             axes.legend(fontsize=7, frameon=False)
     path = Path(folder) / "curves.png"
-    figure.savefig(path)
+    with replacing(path, "wb") as file:
+        figure.savefig(file, format="png")
     return path
 
 

@@ -353,12 +353,7 @@ def train(
     if initial := run.initial(env.spec):
         ddpg.warm_start(initial)
     run.start(METRICS, config, env, "ddpg", replay.nbytes_after(config.total_steps))
-    step = 0
-    if saved := run.restore():
-        step = saved["step"]
-        ddpg.load_state_dict(saved["learner"])
-        replay.load_state_dict(saved["replay"])
-        env.load_state_dict(saved["env"])
+    step = run.resume(learner=ddpg, env=env, replay=replay)
     obs, num_envs, every = env.observe(), env.spec.num_envs, config.update_every
     while step < config.total_steps and not run.stopping(step):
         began, update_s, stats, rewards, first = time.perf_counter(), 0.0, [], [], step

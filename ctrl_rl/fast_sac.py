@@ -116,7 +116,7 @@ class FastSACConfig:
     value_bound: float = 100.0
     """The atoms span -value_bound .. value_bound, which must hold every return [reward]."""
     initial_temperature: float = 0.01
-    """alpha at the start."""
+    """alpha at the start [reward/nat]."""
     target_entropy: float | None = None
     """H for actions scaled to -1..1 [nat]; None for minus the number of action dimensions."""
     initial_std: float = 0.5
@@ -507,12 +507,7 @@ def train(
     if initial := run.initial(env.spec):
         learner.warm_start(initial)
     run.start(METRICS, config, env, "fast_sac", replay.nbytes_after(config.total_steps))
-    step = 0
-    if saved := run.restore():
-        step = saved["step"]
-        learner.load_state_dict(saved["learner"])
-        replay.load_state_dict(saved["replay"])
-        env.load_state_dict(saved["env"])
+    step = run.resume(learner=learner, env=env, replay=replay)
     obs, num_envs = env.observe(), env.spec.num_envs
     while step < config.total_steps and not run.stopping(step):
         began, update_s, stats, first = time.perf_counter(), 0.0, [], step

@@ -1,9 +1,14 @@
 """`ctrl_rl.make`: a task by its id; `ctrl_rl.preset`: the settings that suit it."""
 
 import dataclasses
+import os
 import typing
+from functools import partial
 
 from ctrl_rl import registry
+
+MANY = 100_000
+"""Environments from which on their memory is looked at before they are built."""
 
 
 def make(
@@ -31,7 +36,8 @@ def make(
 
     Raises:
         NotFound: unknown task, with the nearest name.
-        ValueError: a device that is not there, or a backend or device the task cannot use.
+        ValueError: a device that is not there, a backend or device the task cannot use, or more
+            environments than its memory holds.
     """
     task_class = registry.load("tasks", task)
     import torch
@@ -44,15 +50,50 @@ def make(
         raise ValueError(f"unknown device {str(device)!r}; use cpu or cuda")
     if kind == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {str(device)!r}: torch finds no GPU here; see ctrl-rl doctor")
-    return task_class(
+    build = partial(
+        task_class,
         config,
-        num_envs=num_envs,
         backend=backend,
         device=device,
         seed=seed,
         first_index=first_index,
         threads=threads,
     )
+    if num_envs > MANY:
+        _check_memory(build, num_envs)
+    return build(num_envs=num_envs)
+
+
+def _check_memory(build, num_envs: int) -> None:
+    """Refuse what cannot be held: the state of one environment is measured, the rest is more.
+
+    Raises:
+        ValueError: with both sizes.
+    """
+    import torch
+
+    env = build(num_envs=1)
+    device, task = torch.device(env.device), env.spec.task
+    needed = num_envs * _num_bytes(env.state_dict())
+    env.close()
+    if device.type == "cuda":
+        have = torch.cuda.get_device_properties(device).total_memory
+    elif hasattr(os, "sysconf"):
+        have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    else:  # Windows
+        return
+    if needed > have:
+        raise ValueError(
+            f"{num_envs:,} environments of {task} need more than {needed / 2**30:,.1f} GiB of "
+            f"memory; {device} has {have / 2**30:,.1f} GiB"
+        )
+
+
+def _num_bytes(state) -> int:
+    """Size of the tensors of a nested state."""
+    if isinstance(state, dict):
+        return sum(_num_bytes(value) for value in state.values())
+    return getattr(state, "nbytes", 0)
 
 
 def preset(task: str, algo: str = "ppo", **changes):

@@ -88,9 +88,9 @@ class MultiCriticPPOConfig:
     clip_range: float = 0.2
     """How far the probability ratio pays to move from 1."""
     value_coef: float = 1.0
-    """Weight of the value loss."""
+    """Weight of the value loss [1/reward^2]."""
     entropy_coef: float = 0.0
-    """Weight of the entropy bonus."""
+    """Weight of the entropy bonus [1/nat]."""
     max_grad_norm: float = 1.0
     """Larger gradients of actor, log_std or critic are scaled down to this norm."""
     hidden: tuple[int, ...] = (64, 64)
@@ -389,7 +389,7 @@ class MultiCriticPPO:
             self.networks.load_state_dict(state["networks"])
             for group, normalizer in self.normalizers.items():
                 normalizer.load_state_dict(state["normalizers"][group])
-        except RuntimeError as error:
+        except (RuntimeError, KeyError) as error:
             text = " ".join(str(error).split())
             raise ValueError(f"cannot start from a run with other networks: {text}") from None
 
@@ -437,11 +437,7 @@ def train(
     if initial := run.initial(env.spec):
         learner.warm_start(initial)
     run.start(METRICS, config, env, "multi_critic_ppo")
-    step = 0
-    if saved := run.restore():
-        step = saved["step"]
-        learner.load_state_dict(saved["learner"])
-        env.load_state_dict(saved["env"])
+    step = run.resume(learner=learner, env=env)
     while step < config.total_steps and not run.stopping(step):
         began = time.perf_counter()
         rollout, metrics = collect(learner.act, env, learner.draw_noise())

@@ -31,7 +31,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ctrl_rl.checkpoints import load_checkpoint
+from ctrl_rl.checkpoints import check_kinds, load_checkpoint
 from ctrl_rl.distributions import squash
 from ctrl_rl.env import Obs
 from ctrl_rl.memory import CELLS, RecurrentNet
@@ -421,7 +421,8 @@ def read_card(text: str, path: Path) -> tuple[dict, EnvSpec]:
     if type(found) is not int or found != CARD_FORMAT:  # True and 1.0 equal 1
         raise ValueError(f"{path}: its card has format {found!r}, this version reads {CARD_FORMAT}")
     try:
-        dict(card["task_config"]), card["reference_obs"], card["reference_actions"]
+        check_kinds(card, dict.fromkeys(("spec", "task_config"), dict), "it")
+        check_kinds(card, dict.fromkeys(("reference_obs", "reference_actions"), list), "it")
         return card, EnvSpec.from_dict(card["spec"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: its card is damaged: {_one_line(error)}") from None

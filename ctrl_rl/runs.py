@@ -21,6 +21,7 @@ import re
 import shutil
 import signal
 import threading
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -67,6 +68,9 @@ LAST_KINDS = {
     "config": str,
 }
 """What last.pt holds."""
+
+LEFTOVERS = {".writable", ".writable.tmp", "config.json.tmp"}
+"""Files of a run that was killed before it had its config.json; they are in nobody's way."""
 
 
 # The run folder on disk ---------------------------------------------------------------------
@@ -158,7 +162,7 @@ def read_metrics(folder: Path, up_to: float = math.inf) -> list[dict[str, float]
 class Run:
     """The log and memory of one training run.
 
-    A trainer calls, in this order: `initial`, `start`, `restore`, then per iteration `log`, `due`,
+    A trainer calls, in this order: `initial`, `start`, `resume`, then per iteration `log`, `due`,
     `save` until `stopping` or its last step, then `finish`. In a group of processes all of them
     do so, and rank 0 alone writes and prints.
 
@@ -288,35 +292,65 @@ class Run:
             found = sum(path.stat().st_size for path in self.folder.glob("checkpoints/replay-*"))
             needed = 2 * replay_bytes * distributed.world_size()
             check_free(self.folder, max(needed - found, 0))
-        step = self._checkpoint["step"] if self._checkpoint else 0
-        self.rows = read_metrics(self.folder, up_to=step if self._resume else -1)
-        write_text(self.folder / "config.json", json.dumps(record, indent=1) + "\n")
-        (self.folder / "checkpoints").mkdir(exist_ok=True)
-        self._open_logs()
-        self._catch_signals()
         num_envs, processes = record["run"]["num_envs"], distributed.world_size()
         shared = f" in {processes} processes" if processes > 1 else ""
-        self._say(f"{env.spec.task}, {algo}, {num_envs} environments{shared}; {self.folder}")
-        if self._resume and not self._checkpoint:
-            self._say("the run was stopped before its first checkpoint: it begins anew at step 0")
-        if self._console:
-            self._console.start(self.total_steps, step)
+        source = f"{env.spec.task}, {algo}, {num_envs} environments{shared}"
+        self._begin = partial(self._open, record, source)
+        if not self._checkpoint:  # else once it is known that the run can go on
+            self._begin()
+
+    def resume(self, **parts) -> int:
+        """Let the parts of a run go on where `save` left them.
+
+        Args:
+            parts: "learner", "env" and, where there is one, "replay": what has a `state_dict` and
+                a `load_state_dict`.
+
+        Returns:
+            Env steps so far, 0 for a new run.
+
+        Raises:
+            ValueError: the checkpoint does not fit a part, as one that was damaged or edited; the
+                folder stays as it was.
+        """
+        if self._checkpoint is None:
+            return 0
+        saved = self._saved(self._checkpoint)
+        for name, part in parts.items():
+            state, replay = saved.get(name), name == "replay"
+            try:
+                _check_like(state, part.state_dict(), name, rows_may_differ=replay)
+                part.load_state_dict(state)
+            except (ValueError, RuntimeError, LookupError, TypeError, AttributeError) as error:
+                file = f"replay-{saved['step']}.pt" if replay and state else "last.pt"
+                reason = " ".join(str(error).split())
+                raise ValueError(
+                    f"{self._place}/checkpoints/{file} does not fit this run: {reason}"
+                ) from None
+        self.restore()
+        return saved["step"]
 
     def restore(self) -> dict | None:
         """What `save` was given last, as {"step", "policy", "learner", "env"}; None at step 0.
 
-        And "replay", where there was one.
+        And "replay", where there was one. From here on the folder is written to.
         """
-        content, self._checkpoint = self._checkpoint, None
-        replay, self._replay = self._replay, None
-        if content is None:
+        if self._checkpoint is None:
             return None
-        self._best = content["best"]
-        self._last_due = dict.fromkeys(self._last_due, content["step"])
-        saved = {key: content[key] for key in ("step", "policy", "learner", "env")}
+        saved = self._saved(self._checkpoint)
+        self._best = self._checkpoint["best"]
+        self._last_due = dict.fromkeys(self._last_due, saved["step"])
+        if self.folder is not None:
+            self._begin()
+        self._checkpoint = self._replay = None
+        return saved
+
+    def _saved(self, checkpoint: dict) -> dict:
+        """What `restore` returns."""
+        saved = {key: checkpoint[key] for key in ("step", "policy", "learner", "env")}
         if distributed.world_size() > 1:
             saved["env"] = saved["env"][PROCESSES][distributed.rank()]
-        return saved if replay is None else {**saved, "replay": replay}
+        return saved if self._replay is None else {**saved, "replay": self._replay}
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Add figures at an env step; a second call at the same step adds to the row.
@@ -535,6 +569,21 @@ class Run:
                         "--init-from to go on from its weights"
                     )
 
+    def _open(self, record: dict, source: str) -> None:
+        """Write config.json, cut the logs back to the checkpoint and open them."""
+        assert self.folder is not None
+        step = self._checkpoint["step"] if self._checkpoint else 0
+        self.rows = read_metrics(self.folder, up_to=step if self._resume else -1)
+        write_text(self.folder / "config.json", json.dumps(record, indent=1) + "\n")
+        (self.folder / "checkpoints").mkdir(exist_ok=True)
+        self._open_logs()
+        self._catch_signals()
+        self._say(f"{source}; {self.folder}")
+        if self._resume and not self._checkpoint:
+            self._say("the run was stopped before its first checkpoint: it begins anew at step 0")
+        if self._console:
+            self._console.start(self.total_steps, step)
+
     def _open_logs(self) -> None:
         """Open metrics.csv and TensorBoard, both cut back to `rows`."""
         from torch.utils.tensorboard import SummaryWriter
@@ -592,6 +641,34 @@ class Run:
             self._handlers[number] = signal.signal(number, handle)
 
 
+def _check_like(saved, like, where: str, rows_may_differ: bool = False) -> None:
+    """Refuse a state that lacks a key of `like`, or holds another kind or size under one.
+
+    Args:
+        saved: a state out of a checkpoint.
+        like: the same state as it stands before it is loaded.
+        where: its name, for errors.
+        rows_may_differ: whether tensors may have any number of rows.
+
+    Raises:
+        ValueError: the first such key.
+    """
+    if isinstance(like, dict) and isinstance(saved, dict):
+        for key, value in like.items():
+            if key not in saved:
+                raise ValueError(f"its {where} lacks {key}")
+            _check_like(saved[key], value, f"{where}.{key}", rows_may_differ)
+    elif isinstance(like, torch.Tensor) and isinstance(saved, torch.Tensor):
+        here, there = like.shape[rows_may_differ:], saved.shape[rows_may_differ:]
+        if (saved.dtype, saved.ndim, there) != (like.dtype, like.ndim, here):
+            raise ValueError(
+                f"its {where} is {saved.dtype} {tuple(saved.shape)}, "
+                f"not {like.dtype} {tuple(like.shape)}"
+            )
+    elif like is not None and type(saved) is not type(like):
+        raise ValueError(f"its {where} is of type {type(saved).__name__}")
+
+
 def _own_replay(path: Path) -> Path:
     """The file of this process, from that of the first."""
     rank = distributed.rank()
@@ -631,7 +708,9 @@ def _claim(folder: Path, resume: bool) -> None:
     """Refuse a folder that cannot take the run, before anything is computed."""
     if resume:
         read_config(folder)
-    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    elif folder.exists() and not (
+        folder.is_dir() and {path.name for path in folder.iterdir()} <= LEFTOVERS
+    ):
         raise ValueError(
             f"{folder} exists and is not empty; choose another --run-dir, or go on in it with "
             f"--resume {folder}"

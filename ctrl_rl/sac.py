@@ -101,9 +101,9 @@ class SACConfig:
     polyak: float = 0.005
     """Share of the critics that the target critics take on per update."""
     temperature: float | None = None
-    """alpha, kept; None adapts it to the target entropy."""
+    """alpha, kept [reward/nat]; None adapts it to the target entropy."""
     initial_temperature: float = 1.0
-    """alpha at the start, if it is adapted."""
+    """alpha at the start, if it is adapted [reward/nat]."""
     target_entropy: float | None = None
     """H for actions scaled to -1..1 [nat]; None for minus the number of action dimensions."""
     hidden: tuple[int, ...] = (256, 256)
@@ -414,12 +414,7 @@ def train(
     if initial := run.initial(env.spec):
         sac.warm_start(initial)
     run.start(METRICS, config, env, "sac", replay.nbytes_after(steps))
-    step = 0
-    if saved := run.restore():
-        step = saved["step"]
-        sac.load_state_dict(saved["learner"])
-        replay.load_state_dict(saved["replay"])
-        env.load_state_dict(saved["env"])
+    step = run.resume(learner=sac, env=env, replay=replay)
     obs, num_envs = env.observe(), sac.spec.num_envs
     while step < config.total_steps and not run.stopping(step):
         began, update_s, stats, faults, first = time.perf_counter(), 0.0, [], [], step

@@ -22,7 +22,7 @@ KINDS: dict[str, str] = {
     "phase": "(sin, cos) of a clock of `rate_hz`; (0, 0) while the operator says stand [-]",
     "signal": "any other measured value, handed over under the term's name",
 }
-"""Kinds an actor may see: each is implemented by the tasks and by `sim2real.runtime`."""
+"""Kinds an actor may see: each is implemented by the tasks and by `sim2real.observer`."""
 
 PRIVILEGED = "privileged"
 """Kind of a term that only a simulator knows; it may stand in "critic" alone."""

@@ -375,12 +375,7 @@ def train(
     if initial := run.initial(env.spec):
         td3.warm_start(initial)
     run.start(METRICS, config, env, "td3", replay.nbytes_after(steps))
-    step = 0
-    if saved := run.restore():
-        step = saved["step"]
-        td3.load_state_dict(saved["learner"])
-        replay.load_state_dict(saved["replay"])
-        env.load_state_dict(saved["env"])
+    step = run.resume(learner=td3, env=env, replay=replay)
     obs, num_envs = env.observe(), td3.spec.num_envs
     while step < config.total_steps and not run.stopping(step):
         began, update_s, stats, faults, first = time.perf_counter(), 0.0, [], [], step

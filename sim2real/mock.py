@@ -16,7 +16,8 @@ import numpy as np
 
 from ctrl_rl.spec import EnvSpec
 from sim2real.card import CardError, robot_of
-from sim2real.runtime import Controller, JointCommand, Reading, default_pos, load, run
+from sim2real.observer import Reading, default_pos
+from sim2real.runtime import Controller, JointCommand, load, run
 from sim2real.safety import Guard, Limits
 
 NATURAL_FREQUENCY = 60.0  # [rad/s] of a joint under its own gain; sets its inertia

@@ -26,13 +26,8 @@ import numpy as np
 
 from ctrl_rl.spec import EnvSpec
 from sim2real.card import CardError, match_joints, robot_of
-from sim2real.runtime import (
-    JointCommand,
-    Reading,
-    default_pos,
-    imu_to_base,
-    projected_gravity,
-)
+from sim2real.observer import Reading, default_pos, imu_to_base, projected_gravity
+from sim2real.runtime import JointCommand
 
 WINDOW = 50  # [commands] over which `Limits.max_behind_steps` is measured
 QUAT_TOLERANCE = 0.1  # [-] of an orientation's length from 1; a sensor's rounding is far below

@@ -159,6 +159,22 @@ def test_every_flag_is_explained_with_its_default(capsys, monkeypatch):
             assert "(default: " in after
 
 
+@pytest.mark.parametrize("group", ["algos", "tasks"])
+def test_every_field_of_every_configuration_is_explained(group):
+    for name in registry.names(group):
+        found = registry.load(group, name)
+        cls = typing.get_type_hints(found.train)["config"] if group == "algos" else found.Config
+        for flag, field, docs in flags_with_docs("", cls()):
+            assert len(docs.get(field, "")) > 5, f"{name}: {flag}"
+
+
+@pytest.mark.parametrize("flag", ["--run-dir", "--resume", "--init-from"])
+def test_an_empty_name_of_a_folder_is_refused(flag, capsys):
+    for words in ([flag, ""], [f"{flag}="]):
+        assert cli.main(["train", "Pendulum-v0", *words]) == 2
+        assert capsys.readouterr().err == f"ctrl-rl train: {flag} names no folder\n"
+
+
 def flags_with_docs(prefix: str, config):
     """(flag, field, docs of its class) of a configuration, nested ones included."""
     docs = cli.field_docs(type(config))

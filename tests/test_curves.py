@@ -45,6 +45,21 @@ def test_the_interval_covers_the_mean_and_shrinks_with_runs():
     assert same[0].tolist() == same[1].tolist() == [1, 1]
 
 
+def test_a_picture_that_breaks_off_leaves_the_one_before(tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "a", [{"step": 10, "loss/value": 1.0}])
+    (folder / "curves.png").write_bytes(b"before")
+
+    def full(figure, file, **options):
+        file.write(b"half")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
+    with pytest.raises(OSError, match="no space"):
+        curves.draw_run(folder)
+    assert (folder / "curves.png").read_bytes() == b"before"
+    assert not list(folder.glob("*.tmp"))
+
+
 def test_seeds_of_a_task_are_one_line_with_the_statistic_named(tmp_path):
     def rows(x):
         key = "eval/episode_return"

@@ -14,7 +14,8 @@ from toys import Toy, ToyConfig
 import ctrl_rl
 from ctrl_rl.env import Fault
 from ctrl_rl.spec import PRIVILEGED, ActionDim, EnvSpec, ObsTerm
-from robots.env import TaskEnv, nominal_terms
+from robots.env import TaskEnv
+from robots.observation import nominal_terms
 from robots.sim.mujoco_backend import MujocoSim
 
 ZERO = torch.zeros(2, 1)

@@ -13,7 +13,7 @@ from ctrl_rl.runs import Run
 from robots.env import MODELS
 from robots.tasks import reach
 from sim2real.export import export_run
-from sim2real.runtime import Observer, Reading
+from sim2real.observer import Observer, Reading
 
 
 @pytest.fixture

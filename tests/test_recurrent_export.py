@@ -18,7 +18,8 @@ from ctrl_rl.policy import Policy, load_policy
 from ctrl_rl.spec import ActionDim, Discrete, ObsTerm
 from sim2real.card import Card, CardError
 from sim2real.export import ExportError, export, record_obs
-from sim2real.runtime import Controller, Network, Reading, load, run
+from sim2real.observer import Reading
+from sim2real.runtime import Controller, Network, load, run
 from sim2real.safety import Guard, Limits
 from sim2real.verify import Case, Procedure, Report, Thresholds, check_observation
 

@@ -151,8 +151,9 @@ def test_a_full_disk_loses_nothing(tmp_path, env):
         run.close()
     same(load_checkpoint(tmp_path / "r/checkpoints/last.pt"), before)
     assert not list((tmp_path / "r/checkpoints").glob("*.tmp"))
-    again = Run(tmp_path / "r", resume=True, console=False)
+    again = started(env, tmp_path / "r", resume=True)
     assert again.restore()["step"] == 10
+    again.close()
 
 
 def flipped(content: bytes) -> bytes:
@@ -219,6 +220,13 @@ def test_unusable_folders_are_refused_before_anything_runs(tmp_path, monkeypatch
         Run(tmp_path / "new")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["full"]
     assert (tmp_path / "full" / "notes.txt").read_text() == "mine"
+
+
+def test_what_a_kill_at_the_start_leaves_is_not_in_the_way(tmp_path):
+    for name in (".writable", ".writable.tmp", "config.json.tmp"):
+        (tmp_path / name).write_text("x")
+    trained(tmp_path, *TRAIN, "--total-steps", "64")
+    assert {p.name for p in tmp_path.iterdir() if p.suffix == ".tmp" or p.name[0] == "."} == set()
 
 
 def test_a_run_that_never_started_leaves_no_folder(tmp_path):
@@ -556,6 +564,26 @@ def test_a_kill_before_the_first_checkpoint_begins_anew_and_says_so(tmp_path, mo
     trained(tmp_path / "parts", *longer)
     text = capsys.readouterr().out
     assert "finished: 192" in text and "anew" not in text
+
+
+def test_a_kill_after_the_last_checkpoint_loses_no_evaluation(tmp_path, monkeypatch):
+    words = (*TRAIN, "--total-steps", "128")
+    trained(tmp_path / "whole", *words)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "ctrl_rl.report.add_evaluation", lambda *_: (_ for _ in ()).throw(MemoryError)
+        )
+        with pytest.raises(MemoryError):
+            trained(tmp_path / "parts", *words)
+    assert not (tmp_path / "parts/evaluation.json").exists()
+    result = train.main(["--resume", str(tmp_path / "parts")])
+    found = [(tmp_path / d / "evaluation.json").read_text() for d in ("whole", "parts")]
+    assert found[0] == found[1]
+    assert result["metrics"] == json.loads(found[0])["randomised"]["metrics"]
+    evaluated = []
+    monkeypatch.setattr(train.Judge, "__call__", lambda self, policy: evaluated.append(policy))
+    train.main(["--resume", str(tmp_path / "parts")])
+    assert not evaluated  # it stands
 
 
 def test_resume_keeps_its_settings_but_may_be_longer(tmp_path):

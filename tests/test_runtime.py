@@ -20,7 +20,8 @@ from onnx import TensorProto, helper
 from ctrl_rl.spec import KINDS, ActionDim, Discrete, ObsTerm, Robot
 from sim2real.card import CardError
 from sim2real.export import export
-from sim2real.runtime import Controller, JointCommand, Observer, Reading, load, run
+from sim2real.observer import Observer, Reading
+from sim2real.runtime import Controller, JointCommand, load, run
 from sim2real.safety import Guard, Limits
 
 NAMES = ("c", "a", "b")
@@ -92,6 +93,18 @@ def test_command_goes_by_name_and_stays_in_range():
     np.testing.assert_allclose(observe(term, command=(-3.0, 9.0)), [0.5, -2.0])
     with pytest.raises(ValueError, match="walk, turn"):
         observe(term, command=(0.4, 0.2, 0.0))
+
+
+@pytest.mark.parametrize("num_robots", [1, 3])
+def test_a_command_is_one_for_all_robots_or_one_for_each(num_robots):
+    observer = Observer(make_spec(), NAMES, num_robots)
+    for shape in ((2,), (1, 2), (num_robots, 2)):
+        found = observer.clamp(np.full(shape, 0.3))
+        assert found.shape in {(1, 2), (num_robots, 2)} and (found == 0.3).all()
+    who = "1 robot takes" if num_robots == 1 else "3 robots take"
+    for shape in ((2, 2), (4, 2), (num_robots, 3), (0, 2), (1, 1, 2), ()):
+        with pytest.raises(ValueError, match=f"a command of shape .* where {who} walk, turn$"):
+            observer.clamp(np.zeros(shape))
 
 
 def test_clip_comes_before_scale():

@@ -6,7 +6,7 @@ import pytest
 from deployment import JOINTS, YAW_90, make_spec
 
 from sim2real.card import CardError
-from sim2real.runtime import Reading
+from sim2real.observer import Reading
 from sim2real.safety import Guard, Limits
 
 NAMES = ("c", "a", "b")

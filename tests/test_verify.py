@@ -19,15 +19,15 @@ from sim2real.card import CardError
 from sim2real.commands.verify import Verify
 from sim2real.commands.verify import main as verify_command
 from sim2real.export import export, record_obs
-from sim2real.runtime import JointCommand, Observer
+from sim2real.observer import Observer
+from sim2real.plain_mujoco import Robots, Sensors
+from sim2real.runtime import JointCommand
 from sim2real.thresholds import Procedure, Thresholds
+from sim2real.tracking import Tracking
 from sim2real.verify import (
     Case,
     Check,
     Report,
-    Robots,
-    Sensors,
-    Tracking,
     check_observation,
     check_standing,
     check_tracking,

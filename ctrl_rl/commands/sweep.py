@@ -341,8 +341,6 @@ def train_cell(cell: Cell) -> str | None:
     if (folder / "config.json").is_file():
         words = ["--resume", str(folder), "--total-steps", str(cell.total_steps)]
     else:
-        for leftover in (".writable", ".writable.tmp", "config.json.tmp"):  # of a kill at start
-            (folder / leftover).unlink(missing_ok=True)
         words = [*cell.words, "--run-dir", str(folder)]
     cell.log.parent.mkdir(parents=True, exist_ok=True)
     with _written_to(cell.log):

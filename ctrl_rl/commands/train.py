@@ -59,6 +59,9 @@ class RunFlags:
         )
 
 
+FOLDERS = ("--run-dir", "--resume", "--init-from")
+"""Flags that name a run folder."""
+
 LIVE = ("stop_after", "run_dir")
 """Run flags about this sitting, not about the run; they are not kept in config.json."""
 
@@ -176,10 +179,14 @@ def build(plan: Plan, make, num_envs: int, config, seed: int, first_index: int =
 
 def finish(plan: Plan, run, judge: Judge) -> dict:
     """Evaluation file, video and report of what was trained; the object for `--json`."""
-    from ctrl_rl.report import add_evaluation, write_report
+    from ctrl_rl.policy import load_policy
+    from ctrl_rl.report import add_evaluation, read_evaluations, write_report
     from ctrl_rl.runs import read_config
 
     step = run.rows[-1]["step"] if run.rows else 0
+    evaluated = read_evaluations(plan.folder).get("randomised", {}).get("env_steps") == step
+    if step >= run.total_steps and judge.result is None and not evaluated:
+        judge(load_policy(plan.folder, "last"))  # a kill came after the last checkpoint
     metrics = {}
     if judge.result is not None:
         metrics = judge.result.to_dict()
@@ -228,6 +235,10 @@ def read_plan(argv: list[str]) -> Plan:
         ValueError: anything else the command line gets wrong.
     """
     argv = list(argv)
+    for word, following in zip(argv, [*argv[1:], None], strict=False):
+        flag, _, value = word.partition("=") if "=" in word else (word, "", following)
+        if flag in FOLDERS and value == "":  # Path("") would be the current folder
+            raise cli.UsageError(f"{flag} names no folder")
     task = argv.pop(0) if argv and not argv[0].startswith("-") else None
     resume = _take(argv, "--resume")
     algo = _take(argv, "--algo")

@@ -40,7 +40,7 @@ class CartPoleSwingUpConfig:
     """Only the start is random."""
 
     max_episode_steps: int = 500
-    """[steps] of 0.02 s"""
+    """Time limit of an episode [steps of 0.02 s]."""
     staggered_start: bool = True
     """First episodes end at different steps, so that a rollout sees all ages."""
 

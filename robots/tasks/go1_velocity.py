@@ -22,7 +22,8 @@ from torch import Tensor
 
 from ctrl_rl.spec import PRIVILEGED, ActionDim, CommandDim, EnvSpec, Mirror, ObsTerm
 from robots import go1
-from robots.env import TaskEnv, nominal_terms
+from robots.env import TaskEnv
+from robots.observation import nominal_terms
 from robots.sim import Rows, make_mujoco_sim
 
 FOOT_RADIUS = 0.023  # [m]
@@ -143,9 +144,9 @@ class Rewards:
     stand: float = 0.03
     """1 with all feet down and joints at rest while the command is zero."""
     lin_vel_z: float = -0.02
-    """(m/s)^2"""
+    """Squared vertical velocity of the base [(m/s)^2]."""
     ang_vel_xy: float = -0.001
-    """(rad/s)^2"""
+    """Squared rolling and pitching velocity of the base [(rad/s)^2]."""
     tilt: float = -0.02
     """Squared horizontal part of projected gravity."""
     height: float = -0.4
@@ -153,7 +154,7 @@ class Rewards:
     action_rate: float = -0.0002
     """Squared change of the action."""
     torque: float = -2e-6
-    """(N·m)^2"""
+    """Squared joint torques [(N·m)^2]."""
     hip: float = -0.002
     """Squared deviation of the hip joints from the default pose [rad^2]."""
     leg: float = -0.002

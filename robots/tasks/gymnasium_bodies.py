@@ -78,6 +78,7 @@ class BodyConfig:
     reset_noise: float
     """Half-width, or standard deviation, of the noise on the initial state [m, rad, ...]."""
     max_episode_steps: int = 1000
+    """Time limit of an episode [steps]."""
 
     def evaluation(self):
         """The variant that `evaluate` plays."""
@@ -93,7 +94,7 @@ class HealthyConfig(BodyConfig):
     """For a body that may fall."""
 
     healthy_reward: float
-    """For each step in the healthy range."""
+    """For each step in the healthy range [reward]."""
     healthy_z: tuple[float, float]
     """Height of the torso, outside of which the episode terminates [m]."""
 
@@ -138,7 +139,7 @@ class AntConfig(HealthyConfig):
 
     control_weight: float = 0.5
     contact_weight: float = 5e-4
-    """Cost per squared contact force, each clipped to [-1, 1]."""
+    """Cost per squared contact force, each clipped to -1..1 N [1/N^2]."""
     healthy_reward: float = 1.0
     healthy_z: tuple[float, float] = (0.2, 1.0)
     reset_noise: float = 0.1
@@ -153,6 +154,7 @@ class HumanoidConfig(HealthyConfig):
     contact_weight: float = 5e-7
     """Cost per squared contact force [1/N^2]."""
     contact_cost_limit: float = 10.0
+    """Largest cost of the contact forces per step [reward]."""
     healthy_reward: float = 5.0
     healthy_z: tuple[float, float] = (1.0, 2.0)
     reset_noise: float = 0.01

@@ -28,7 +28,7 @@ class PendulumConfig:
     """Only the start is random."""
 
     max_episode_steps: int = 200
-    """[steps] of 0.05 s"""
+    """Time limit of an episode [steps of 0.05 s]."""
 
     def evaluation(self) -> "PendulumConfig":
         """The variant `evaluate` plays."""

@@ -37,7 +37,7 @@ class ReachConfig:
     """Start and goal are random, and nothing else."""
 
     max_episode_steps: int = 50
-    """[steps] of 0.04 s"""
+    """Time limit of an episode [steps of 0.04 s]."""
 
     def evaluation(self) -> "ReachConfig":
         """The variant `evaluate` plays: the same."""
