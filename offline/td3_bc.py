@@ -261,7 +261,7 @@ class TD3BC:
         """L_pi of a minibatch and the distance from the data."""
         chosen = actor(obs)
         far = distance(chosen, action, actor.low, actor.high)
-        loss = actor_loss(self.critic(obs, chosen)[:, 0], far, self.config.alpha)
+        loss = actor_loss(self.critic(obs, chosen, members=1)[:, 0], far, self.config.alpha)
         return loss, far.detach()[None]
 
 
