@@ -45,7 +45,7 @@ def random_data(
     high=(1.0, 1.0),
     offset=0.0,
     scale=1.0,
-    **options,
+    **kinds,
 ) -> Transitions:
     """Noise: for what does not depend on what is learned."""
     draw = np.random.default_rng(seed)
