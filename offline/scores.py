@@ -125,7 +125,7 @@ def dataset_score(metadata: Mapping[str, Any], returns: np.ndarray) -> Score:
 
     Args:
         metadata: of `Episodes`.
-        returns: (E,) of its episodes.
+        returns: (E,) of its episodes, `Episodes.finished_returns`.
     """
     reference = find_reference(metadata)
     own = metadata.get("simulator") or metadata.get("env")

@@ -115,11 +115,11 @@ def test_no_pair_across_a_time_out():  # pitfalls O-20
 
 
 def test_a_step_limit_counts_from_the_last_terminal():
-    terminals = np.array([0, 1, 0, 0, 0], bool)
+    terminals = np.array([1, 0, 0, 0, 1], bool)
     episodes = load(small(timeouts=None, terminals=terminals), episode_length=2)
-    assert episodes.lengths.tolist() == [2, 2, 1]
-    assert episodes.terminated.tolist() == [True, False, False]
-    assert episodes.truncated.tolist() == [False, True, False]  # the terminal was on the limit
+    assert episodes.lengths.tolist() == [1, 2, 2]
+    assert episodes.terminated.tolist() == [True, False, True]
+    assert episodes.truncated.tolist() == [False, True, False]  # the last was on the limit, too
 
 
 def test_recordings_that_were_joined_without_a_mark_are_cut():
@@ -163,10 +163,25 @@ def test_every_family_survives_a_round_trip(family):
     assert_same(load("y.hdf5", infos=True), first)
 
 
+def test_the_bounds_that_a_file_states_hold():
+    episodes = all_kinds_of_ends()
+    episodes.action[2] = [0.5, 7.0]  # the second has no bounds
+    d4rl.write(Path("x.hdf5"), episodes)
+    load("x.hdf5")
+    episodes.action[2, 0] = -1.5
+    d4rl.write(Path("x.hdf5"), episodes)
+    with pytest.raises(ValueError, match=r"actions, row 2, column 0 is -1.5, outside \[-1, 1\]"):
+        load("x.hdf5")
+
+
 def test_a_failed_write_leaves_the_old_file(monkeypatch):
     path = small()
     before = path.read_bytes()
-    monkeypatch.setattr(d4rl, "put", lambda *args: (_ for _ in ()).throw(OSError("disk full")))
+
+    def fail(*args):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(d4rl, "put", fail)
     with pytest.raises(OSError, match="disk full"):
         d4rl.write(path, all_kinds_of_ends())
     assert path.read_bytes() == before

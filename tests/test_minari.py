@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from recordings import all_kinds_of_ends, assert_same, family_arrays, numbered, write_hdf5
 
-from offline import d4rl, minari
+from offline import d4rl, minari, minari_files
 from offline.datasets import load
 from offline.transitions import Transitions
 
@@ -119,7 +119,9 @@ def test_from_one_format_to_the_other_and_back(data_format):
 
 
 def test_a_failed_write_leaves_nothing(monkeypatch):
-    monkeypatch.setattr(minari, "put", lambda *args: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr(
+        minari_files, "put", lambda *args: (_ for _ in ()).throw(OSError("disk full"))
+    )
     with pytest.raises(OSError, match="disk full"):
         minari.write(Path("toy-v0"), all_kinds_of_ends())
     assert not list(Path().iterdir())
