@@ -41,6 +41,8 @@ from offline.scores import played_in
 COLLECTION_SEED = 3_000_003
 """Added to the seed of a collection: neither training nor evaluation has seen its episodes."""
 
+MOST_ENVS, LEAST_EPISODES = 32, 5
+
 GROUP = "actor"
 """Observation group that is recorded: what a policy can measure."""
 
@@ -93,7 +95,7 @@ def collect(
     sources: Sequence[Source],
     steps: int,
     *,
-    num_envs: int = 32,
+    num_envs: int | None = None,
     seed: int = 0,
     deterministic: bool = False,
     backend: str | None = None,
@@ -107,7 +109,8 @@ def collect(
         task: task id.
         sources: who acts; each contributes its share of the steps, one after another.
         steps: T, about: a fault costs a step.
-        num_envs: environments side by side.
+        num_envs: environments side by side; None for so many, at most `MOST_ENVS`, that each
+            gets `LEAST_EPISODES` whole episodes of a source.
         seed: decides starts, randomisation, and sampled actions.
         deterministic: policies play their mean action; otherwise they sample as in training.
         backend: simulator; None for the task's first.
@@ -133,7 +136,7 @@ def collect(
         source_seed = seed + COLLECTION_SEED + i
         env = make(
             task,
-            min(num_envs, count),
+            min(num_envs or _enough_envs(task, config, min(counts)), count),
             backend=backend,
             device=device,
             seed=source_seed,
@@ -151,6 +154,7 @@ def collect(
                 about["faults"] = faults
         finally:
             env.close()
+        about["num_envs"] = env.spec.num_envs
         about |= {"steps": part.num_steps, "episodes": part.num_episodes, "seed": source_seed}
         about["mean_return"] = float(part.finished_returns().mean())
         described.append(about)
@@ -165,7 +169,6 @@ def collect(
         task=task,
         simulator=played_in(task),
         seed=seed,
-        num_envs=num_envs,
         deterministic=deterministic,
         sources=described,
         steps=episodes.num_steps,
@@ -378,6 +381,14 @@ def _actor(
         "env_steps": load_checkpoint(path, {"step": int})["step"],
         "sha256": file_sha256(path),
     }
+
+
+def _enough_envs(task: str, config, steps: int) -> int:
+    """N such that the recordings that just stop are few beside whole episodes."""
+    env = make(task, 1, config=config, threads=1)
+    longest = env.spec.max_episode_steps
+    env.close()
+    return max(min(MOST_ENVS, steps // (LEAST_EPISODES * longest)), 1)
 
 
 def _bounds(spec: EnvSpec) -> tuple[list[float], list[float]]:

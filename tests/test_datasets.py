@@ -197,7 +197,14 @@ NAN[3] = np.nan
 BIG = numbered(5, 2).astype(np.float64)
 BIG[1, 1] = 1e300
 
+PART = numbered(5, 2) + 1  # an end, but only half of it is unknown
+PART[2, 1] = np.nan
+INSIDE = numbered(5, 2) + 1  # unknown, but no end
+INSIDE[1] = np.nan
+
 WRONG = {
+    "next_observations, row 2, column 1 is nan": {"next_observations": PART},
+    "next_observations, row 1, column 0 is nan": {"next_observations": INSIDE},
     "rewards, row 3 is nan": {"rewards": NAN},
     "actions, row 3, column 0 is nan": {"actions": NAN[:, None]},
     "observations, row 1, column 1 is inf": {"observations": BIG},

@@ -65,8 +65,10 @@ class Collect:
     """The file to write; it must not exist."""
     steps: int = 200_000
     """Steps in all."""
-    num_envs: int = 32
-    """Environments side by side; each contributes the same number of steps."""
+    num_envs: int | None = None
+    """Environments side by side; each contributes the same number of steps, and the recording of
+    its last episode just stops. None for so many, at most 32, that each gets five whole
+    episodes."""
     seed: int = 0
     """Decides everything; added to a number that training and evaluation never use."""
     deterministic: bool = False
@@ -223,7 +225,7 @@ def show_info(args: Info) -> dict:
 
 def fetch(args: Download) -> dict:
     """Download each data set that is not there."""
-    from offline.datasets import d4rl_folder, d4rl_table, is_minari_id, minari_folder
+    from offline.datasets import d4rl_folder, d4rl_table, is_minari_id, minari_folder, unknown
     from offline.download import download, download_minari
 
     table = d4rl_table()
@@ -231,11 +233,7 @@ def fetch(args: Download) -> dict:
         raise cli.UsageError("name at least one data set; ctrl-rl dataset list shows D4RL's")
     for name in args.datasets:
         if name not in table and not is_minari_id(name):
-            raise registry.NotFound(f"unknown data set {name!r}{registry.nearest(name, table)}")
-        if name not in table and "/" not in name:  # hopper-mediun-v2 is no Minari id, but a slip
-            raise registry.NotFound(
-                f"unknown data set {name!r}{registry.nearest(name, table)}; Minari's ids have a /"
-            )
+            raise unknown(name)
     done = {}
     for name in args.datasets:
         if name in table:
