@@ -371,3 +371,14 @@ def test_real_hopper_segments(test_data):
     assert len(Transitions.from_episodes(episodes, timeouts="keep")) == 21_780
     assert len(Transitions.from_episodes(episodes, timeouts="drop")) == 21_780 - 220
     assert json.dumps(episodes.metadata)
+
+
+def test_the_loading_benchmark_measures():
+    from benchmarks.dataset_load import CELLS, measure
+
+    config = CELLS[1].config | {"rows": 4000, "repeats": 1, "episode": 100}
+    found = measure(config)
+    assert found["transitions"] == 4000 - 36  # 4 of 40 episodes terminate, the others are cut
+    # 16 numbers a row; an index of 8 bytes, and a row and 16 bytes more per episode.
+    assert found["kept"] == pytest.approx(1 + (2 - 0.018) / 16 + (1 + 4 / 16) / 100, abs=0.002)
+    assert found["s"] > 0 and found["file_mb"] > 0
