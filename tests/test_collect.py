@@ -13,7 +13,7 @@ from recordings import assert_same
 from ctrl_rl import registry
 from ctrl_rl.buffers import ReplayBuffer
 from ctrl_rl.checkpoints import load_checkpoint
-from ctrl_rl.env import Fault
+from ctrl_rl.env import Fault, Info
 from ctrl_rl.making import make
 from offline import d4rl
 from offline.collect import Source, collect, from_grid, roll_out
@@ -210,8 +210,11 @@ def test_a_replay_that_wrapped_is_read_from_its_oldest_step(run, monkeypatch):
     buffer = ReplayBuffer(12, 2, {"actor": 1}, 1)  # 6 slots
     env, seen = count_env(), []
     obs = env.reset()
-    for _ in range(10):
+    for t in range(10):
         step = env.step(half(obs, None))
+        if t == 7:
+            cut = torch.tensor([True, False])
+            step = step._replace(info=Info(faults=(Fault(0, "sick"),)), truncated=cut)
         buffer.add(obs, half(obs, None), step)
         ended = step.terminated | step.truncated
         for i in range(2):
@@ -228,8 +231,9 @@ def test_a_replay_that_wrapped_is_read_from_its_oldest_step(run, monkeypatch):
     monkeypatch.setattr(module, "load_policy", lambda path: None)
     monkeypatch.setattr(module, "file_sha256", lambda path: "")
     source = Source.parse_all([f"{run}:replay"])[0]
-    episodes, _ = module.read_replay(source, env.spec, 12, 0)
-    want = [(s, n) for i in range(2) for e, s, n, _ in seen[-12:] if e == i]
+    episodes, _ = module.read_replay(source, env.spec, 11, 0)
+    seen.pop(7 * 2)  # the faulty step
+    want = [(s, n) for i in range(2) for e, s, n, _ in seen[-11:] if e == i]
     starts, follow = episodes.step_rows(), episodes.step_rows() + 1
     assert list(zip(episodes.obs[starts, 0], episodes.obs[follow, 0], strict=True)) == want
 
