@@ -167,7 +167,7 @@ def collect(
     plain = lambda bound: [v if math.isfinite(v) else None for v in bound]  # noqa: E731
     episodes.metadata.update(
         task=task,
-        simulator=played_in(task),
+        simulator=played_in(task, backend),
         seed=seed,
         deterministic=deterministic,
         sources=described,

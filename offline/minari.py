@@ -76,7 +76,7 @@ def read(
 
     Args:
         path: its folder, the one that holds `data`, or `data` itself.
-        infos: names of infos to read too; True for all of the first episode's.
+        infos: names of infos to read too; True for all of the first episode's that are numbers.
         obs_keys: parts of a dict observation, in the order wanted; None for all, by name.
         widths: columns of observations and actions to insist on.
         action_bounds: lowest and highest action; None for those of the data set's action space.
@@ -250,12 +250,15 @@ def _joined(
 
 def _chosen_infos(where: Path, tree: Tree, wanted: Sequence[str] | bool, steps: int) -> Tree:
     """One row per step: an info stands beside the observation it was given with."""
-    names = list(tree) if wanted is True else list(wanted or ())
+    if wanted is True:  # those that are numbers, a row per step: a text is nothing to learn from
+        good = lambda x: x.dtype.kind in "biuf" and x.ndim and len(x) in (steps, steps + 1)  # noqa: E731
+        return {name: values[:steps] for name, values in tree.items() if good(values)}
+    names = list(wanted or ())
     for name in names:
         if name not in tree:
             raise ValueError(f"{where}: no infos/{name}; there are: {', '.join(tree) or 'none'}")
-        if len(tree[name]) not in (steps, steps + 1):
-            raise ValueError(f"{where}: infos/{name} has {len(tree[name])} rows for {steps} steps")
+        if not tree[name].ndim or len(tree[name]) not in (steps, steps + 1):
+            raise ValueError(f"{where}: infos/{name} has not one row for each of {steps} steps")
         numbers(where, f"infos/{name}", tree[name], tree[name].dtype)
     return {name: tree[name][:steps] for name in names}
 

@@ -95,6 +95,19 @@ def test_infos_come_on_request():
         load(path, infos=["qvel"])
 
 
+def test_infos_that_are_no_numbers_are_left_alone():
+    arrays = family_arrays("gym") | {
+        "infos/text": np.array([b"x"] * 12),
+        "infos/one": np.float32(3),
+    }
+    path = write_hdf5(Path("x.hdf5"), arrays)
+    assert load(path, infos=True).infos.keys() == {"qpos", "action_log_probs"}
+    with pytest.raises(ValueError, match="infos/text holds .S1, not numbers"):
+        load(path, infos=["text"])
+    with pytest.raises(ValueError, match="infos/one has 1 rows, observations 12"):
+        load(path, infos=["one"])
+
+
 def test_no_pair_across_a_time_out():  # pitfalls O-20
     following = numbered(5, 2) + 1
     following[2] += 100
