@@ -107,6 +107,13 @@ def test_a_connection_that_breaks_half_way_goes_on(server):
     assert server.asked == [None, f"bytes={half}-", f"bytes={half + 100}-"]
 
 
+def test_a_connection_may_break_often_as_long_as_it_brings_something(server):
+    server.breaks = [500] * 3 * module.ATTEMPTS
+    assert download(server.url, PATH, pause_s=0) == "downloaded"
+    assert len(server.asked) == 3 * module.ATTEMPTS + 1
+    assert PATH.read_bytes() == server.content
+
+
 def test_a_later_command_goes_on_where_an_earlier_gave_up(server):
     server.breaks = [1000] + [0] * 10
     with pytest.raises(OSError, match="1000 bytes are kept, the same command goes on"):
@@ -148,6 +155,16 @@ def test_halves_of_two_versions_are_never_joined(server):
     server.content = Path("original.hdf5").read_bytes()
     assert download(server.url, PATH) == "downloaded"
     assert server.asked == [None] and PATH.read_bytes() == server.content
+
+
+def test_a_mark_does_not_outlive_its_version(server):
+    server.breaks = [1000] + [0] * 10
+    with pytest.raises(OSError):
+        download(server.url, PATH, pause_s=0)
+    server.tag, server.breaks = None, [700] * 20
+    with pytest.raises(OSError, match="700 bytes are kept"):
+        download(server.url, PATH, pause_s=0)
+    assert names() == ["x.hdf5.part"]
 
 
 def test_garbage_is_refused_and_not_kept(server):
