@@ -78,6 +78,8 @@ class Source:
                 run, checkpoint = name, ""
             source = None if run == "random" else Path(run)
             which = checkpoint.removeprefix("step-") or None
+            if source is None and which is not None:
+                raise ValueError(f"{word}: random actions have no checkpoint {which!r}")
             found.append(cls(run=source, checkpoint=which, share=value))
         if not found:
             raise ValueError("name at least one source: random, or a run folder")
@@ -151,10 +153,9 @@ def collect(
             else:
                 act, about = _actor(source, env, source_seed, deterministic)
                 part, faults = roll_out(env, act, count)
-                about["faults"] = faults
+                about |= {"num_envs": spec.num_envs, "faults": faults}
         finally:
             env.close()
-        about["num_envs"] = env.spec.num_envs
         about |= {"steps": part.num_steps, "episodes": part.num_episodes, "seed": source_seed}
         about["mean_return"] = float(part.finished_returns().mean())
         described.append(about)
@@ -277,7 +278,8 @@ def read_replay(
     is cut; they stay in order.
 
     Raises:
-        ValueError: the run has no replay, it is of another task, or it holds too few steps.
+        ValueError: the run has no replay, or one in parts; it is of another task, or holds too few
+            steps.
     """
     assert source.run is not None
     config = read_config(source.run)
@@ -288,6 +290,8 @@ def read_replay(
         raise ValueError(f"{path} names no replay: {config['algo']} has none, or did not save it")
     check_fits(load_policy(path), spec)
     path = path.with_name(Path(name).name)
+    if any(path.parent.glob(f"{path.stem}-rank*.pt")):
+        raise ValueError(f"{source.run} was trained by several processes: its replay is in parts")
     state = load_checkpoint(path, {"replay": dict})["replay"]
     try:
         grids = {key: value.numpy() for key, value in state["grids"].items()}

@@ -234,6 +234,11 @@ def test_the_replay_holds_what_the_learner_saw(run):
         torch.testing.assert_close(found, want[order], rtol=0, atol=0)
     with pytest.raises(ValueError, match="holds 160 steps, its share is 161"):
         collect("Pendulum-v0", Source.parse_all([f"{run}:replay"]), 161, threads=1)
+    part = run / "checkpoints" / "replay-160-rank1.pt"
+    part.touch()
+    with pytest.raises(ValueError, match="trained by several processes"):
+        collect("Pendulum-v0", Source.parse_all([f"{run}:replay"]), 160, threads=1)
+    part.unlink()
 
 
 def test_a_replay_that_wrapped_is_read_from_its_oldest_step(run, monkeypatch):
@@ -295,6 +300,7 @@ def test_a_part_of_a_replay_is_whole_episodes_but_for_one(run):
         (["random=0.5", "RUN=0.6"], "1 in sum"),
         (["random=0.5", "RUN"], "1 in sum"),
         (["random=x"], "'x' is no share"),
+        (["random:replay"], "random actions have no checkpoint 'replay'"),
         (["RUN:7"], "has no checkpoint '7'; there are"),
         (["nowhere"], "nowhere does not exist"),
     ],

@@ -341,6 +341,7 @@ def test_scores_by_hand_and_where_they_come_from():
     assert re.search(
         r"in Hopper-v5 \(gymnasium [\d.]+, mujoco [\d.]+\): not comparable", str(score)
     )
+    assert re.fullmatch(r"Pendulum-v0 \(torch [^,]+\)", played_in("Pendulum-v0"))
     own = dataset_score({"dataset": "hopper-medium-v2"}, np.array([1600.0, 1614.027695]))
     assert own.comparable and own.normalized == pytest.approx(50)
     assert "not comparable" not in str(own)

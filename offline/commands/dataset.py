@@ -254,6 +254,7 @@ def record(args: Collect) -> dict:
     import torch
 
     torch.set_num_threads(args.torch_threads)
+    from ctrl_rl.checkpoints import check_free
     from offline import d4rl
     from offline.collect import Source, collect
 
@@ -263,6 +264,7 @@ def record(args: Collect) -> dict:
         raise ValueError(f"{args.out} must end in .hdf5")
     if not args.out.absolute().parent.is_dir():
         raise ValueError(f"{args.out.absolute().parent} is no folder")
+    check_free(args.out.absolute().parent)
     episodes = collect(
         args.task,
         Source.parse_all(args.sources),
