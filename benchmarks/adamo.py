@@ -91,7 +91,9 @@ def toy(config: dict) -> dict:
     optimizer = make_optimizer(critic, config["optimizer"], len(seeds))
     curve, applied = [], []
     for step in range(config["steps"] + 1):
-        q, y = critic(x), reward + GAMMA * target(next_x)
+        with torch.no_grad():
+            y = reward + GAMMA * target(next_x)
+        q = critic(x)
         if step % 500 == 0:
             with torch.no_grad():
                 largest = torch.maximum(q.abs().amax(1), critic(next_x).abs().amax(1))
@@ -103,7 +105,8 @@ def toy(config: dict) -> dict:
         optimizer.step()
         if isinstance(optimizer, AdamO) and optimizer.applied is not None:
             applied.append(optimizer.applied.mean().item())
-        torch._foreach_lerp_([*target.parameters()], [*critic.parameters()], POLYAK)
+        with torch.no_grad():
+            torch._foreach_lerp_([*target.parameters()], [*critic.parameters()], POLYAK)
     rmse = (q - y).detach().square().mean(1).sqrt()
     return {
         "q_max": curve[-1][1:],
