@@ -7,8 +7,6 @@ lie in -1..1, so that no value beyond 1 / (1 - gamma) = 100 exists.
 Nothing is timed: cells may run beside other work.
 """
 
-import math
-
 import torch
 from torch import Tensor, nn
 

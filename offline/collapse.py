@@ -19,19 +19,21 @@ see `CollapseMonitor`. Target networks that lag are not in the recurrence: they 
 
 Tensors: N networks side by side, inputs (B, d) or for S seeds (S, B, d).
 
-Reading order: `METRICS` -> `legal_bound` -> `spectral_radius` -> kernels -> `CollapseMonitor`.
+Reading order: `METRICS` -> `legal_bound` -> `spectral_radius` -> kernels -> `CollapseMonitor` ->
+`Watch`.
 """
 
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import functional_call, grad, vmap
 
 from ctrl_rl.compiled import BETA1, Diverged
+from offline.transitions import Transitions
 
 METRICS: dict[str, str] = {
     "collapse/q_max": "largest |Q| on the probe batch, of its own and of the next actions [reward]",
@@ -42,6 +44,12 @@ METRICS: dict[str, str] = {
     "collapse/radius": "spectral radius of the companion matrix: above 1 the error grows",
 }
 """Every figure of a check, each the worst of a seed's networks."""
+
+WATCH_EVERY = 1_000
+"""Updates between the checks of a run."""
+
+PROBE_SIZE = 64
+"""Transitions that a run's critics are looked at on: of these S has its eigenvalues."""
 
 QFunction = Callable[[dict[str, Tensor], Tensor, Tensor], Tensor]
 """`q_function(params, obs, action) -> Q`: (B,) of one network, or (..., B) of N side by side, whose
@@ -325,3 +333,62 @@ class CollapseMonitor:
         if (seed, reason) not in self._warned:
             self._warned.add((seed, reason))
             warnings.warn(text, RuntimeWarning, stacklevel=4)
+
+
+class Watch:
+    """The monitor of a run: fixed transitions of its data, looked at every `WATCH_EVERY` updates.
+
+    Args:
+        learner: what learns. It is watched if its config's `monitor` is "warn" or "stop"; then it
+            has `critic(obs, action) -> (S, E, B)`, `critic_step`, `next_action(next_obs)
+            -> (S, B, A)`, and learning rate and discount in its config.
+        data: what it learns from.
+
+    Raises:
+        ValueError: with these rewards and this discount, values have no bound.
+    """
+
+    def __init__(self, learner: Any, data: Transitions) -> None:
+        self._learner, mode = learner, getattr(learner.config, "monitor", "off")
+        self._monitor: CollapseMonitor | None = None
+        if mode == "off":
+            return
+        config, size = learner.config, len(learner.seeds)
+        reward, terminated = data.rows[:, -2:][data.index].unbind(1)
+        bound = legal_bound(reward, terminated, config.gamma)
+        self._monitor = CollapseMonitor(bound, config.learning_rate, learner.seeds, mode == "stop")
+        chosen = torch.linspace(0, len(data) - 1, min(PROBE_SIZE, len(data))).long()
+        self._batch = data.batch(data.index[chosen.to(data.device)].expand(size, -1))
+
+    def check(self, step: int) -> list[dict[str, float]]:
+        """Figures of each seed, empty where none are due; see `CollapseMonitor.check`."""
+        learner, seeds = self._learner, len(self._learner.seeds)
+        if self._monitor is None or step % WATCH_EVERY:
+            return [{} for _ in range(seeds)]
+        batch, critic = self._batch, learner.critic
+        params = dict(critic.named_parameters())
+        with torch.no_grad():
+            probe = Probe(
+                batch.obs,
+                batch.action,
+                batch.next_obs,
+                learner.next_action(batch.next_obs),
+                learner.config.gamma * (1 - batch.terminated),
+            )
+        found = self._monitor.check(
+            step,
+            lambda params, obs, action: functional_call(critic, params, (obs, action)),
+            params,
+            probe,
+            preconditioner(learner.critic_step.optimizer, params),
+        )
+        return [{key: values[i] for key, values in found.items()} for i in range(seeds)]
+
+    def state_dict(self) -> dict | None:
+        """What later checks depend on."""
+        return None if self._monitor is None else self._monitor.state_dict()
+
+    def load_state_dict(self, state: dict | None) -> None:
+        """Continue where `state_dict` was taken."""
+        if self._monitor is not None and state is not None:
+            self._monitor.load_state_dict(state)
