@@ -4,14 +4,25 @@
 critic 6-64-64-1 in PyTorch's default initialisation, full batches, five seeds side by side. Rewards
 lie in -1..1, so that no value beyond 1 / (1 - gamma) = 100 exists.
 
+`hopper-*`, `door-*`: TD3+BC whose policy follows the critics almost alone (alpha 1e6: no BC term to
+speak of), on real recorded data of CTRL_RL_TEST_DATA, with networks narrower than usual. The policy
+leaves the data, and the critics with it.
+
 Nothing is timed: cells may run beside other work.
+
+Reading order: `OPTIMIZERS` -> `CELLS` -> the toy -> `learner`.
 """
+
+import math
+import os
+import warnings
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.cells import Cell, main
-from offline.adamo import AdamO, AdamOConfig
+from benchmarks.cells import Absent, Cell, main
+from offline.adamo import AdamO, AdamOConfig, make
 
 GAMMA, POLYAK, LEARNING_RATE = 0.99, 0.005, 3e-4
 TOY_STEPS, TRANSITIONS = 6_000, 128
@@ -26,8 +37,31 @@ OPTIMIZERS: dict[str, dict | None] = {
 }
 """Name -> what differs from `AdamOConfig`'s defaults; None for Adam itself."""
 
+DATA = {
+    "hopper": "hopper-medium-expert-v2_segments.hdf5",
+    "door": "door-human_dapg.hdf5",
+}
+"""Benchmark -> file of recorded data."""
+
+LEARNER = {
+    "alpha": 1e6,
+    "total_steps": 10_000,
+    "batch_size": 128,
+    "hidden": [128, 128],
+    "learning_rate": LEARNING_RATE,
+    "gamma": GAMMA,
+    "polyak": POLYAK,
+}
+
 CELLS = [
     Cell(name=f"toy-{name}", config={"optimizer": name, "seeds": SEEDS, "steps": TOY_STEPS})
+    for name in OPTIMIZERS
+] + [
+    Cell(
+        name=f"{data}-{name}",
+        config={"data": data, "optimizer": name, "seeds": SEEDS, "learner": LEARNER},
+    )
+    for data in DATA
     for name in OPTIMIZERS
 ]
 
@@ -68,8 +102,6 @@ def transitions(seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def make_optimizer(module: nn.Module, name: str, replicas: int) -> torch.optim.Optimizer:
     """Adam or a variant of AdamO over S networks."""
-    from offline.adamo import make
-
     settings = OPTIMIZERS[name]
     if settings is None:
         return torch.optim.Adam(module.parameters(), LEARNING_RATE)
@@ -114,5 +146,71 @@ def toy(config: dict) -> dict:
     }
 
 
+def learner(config: dict) -> dict:
+    """Train on recorded data, watched every 1,000 updates.
+
+    Returns:
+        `bound`, the largest |Q| that the rewards allow; `curve`, rows of the update and each seed's
+        largest |Q| on the probe batch, None if it is no number; `eigenvalue`, likewise of S's
+        largest real part over its norm; `flagged`, the update at which the monitor first warned of
+        each seed, or None.
+    """
+    from offline import datasets
+    from offline.collapse import Watch, legal_bound
+    from offline.networks import stream
+    from offline.playing import spec_of
+    from offline.td3_bc import TD3BC, TD3BCConfig
+    from offline.transitions import Transitions
+
+    folder = os.environ.get("CTRL_RL_TEST_DATA", "")
+    path = Path(folder) / DATA[config["data"]]
+    if not folder or not path.exists():
+        raise Absent(f"no {path.name} in the folder that CTRL_RL_TEST_DATA names")
+    episodes = datasets.load(path, episode_length=1000)
+    data = Transitions.from_episodes(episodes, normalize_obs=True)
+    settings = OPTIMIZERS[config["optimizer"]]
+    seeds, values = config["seeds"], config["learner"] | {"monitor": "warn"}
+    if settings is not None:
+        values |= {"optimizer": "adamo", "adamo": AdamOConfig(**settings)}
+    made = TD3BCConfig(**values | {"hidden": tuple(values["hidden"])})
+    td3 = TD3BC(made, data, spec_of(data, episodes.metadata, None)[0], seeds)
+    watch, draws = Watch(td3, data), [stream(seed, "minibatches") for seed in seeds]
+    curve, eigenvalues, flagged = [], [], [None] * len(seeds)
+    for step in range(made.total_steps + 1):
+        if step % 1000 == 0:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                found = watch.check(step)
+            for i, seed in enumerate(seeds):
+                if flagged[i] is None and any(f"seed {seed} is" in str(w.message) for w in caught):
+                    flagged[i] = step
+            row = lambda key: [_number(f.get(f"collapse/{key}")) for f in found]  # noqa: B023, E731
+            curve.append([step, *row("q_max")])
+            eigenvalues.append([step, *row("eigenvalue_normalized")])
+            print(config["optimizer"], *curve[-1], flush=True)
+        if step < made.total_steps:
+            td3.update(data.batch(data.draw(made.batch_size, draws)))
+    reward, terminated = data.rows[:, -2:][data.index].unbind(1)
+    return {
+        "transitions": len(data),
+        "sha256": episodes.metadata.get("sha256"),
+        "bound": legal_bound(reward, terminated, made.gamma),
+        "q_max": curve[-1][1:],
+        "curve": curve,
+        "eigenvalue": eigenvalues,
+        "flagged": flagged,
+    }
+
+
+def _number(x: float | None) -> float | None:
+    """Five digits of it; None where there is none."""
+    return float(f"{x:.5g}") if x is not None and math.isfinite(x) else None
+
+
+def measure(config: dict) -> dict:
+    """One cell of either kind."""
+    return learner(config) if "data" in config else toy(config)
+
+
 if __name__ == "__main__":
-    raise SystemExit(main("adamo", CELLS, toy))
+    raise SystemExit(main("adamo", CELLS, measure))
