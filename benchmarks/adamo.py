@@ -13,10 +13,12 @@ Nothing is timed: cells may run beside other work.
 Reading order: `OPTIMIZERS` -> `CELLS` -> the toy -> `learner`.
 """
 
+import itertools
 import math
 import os
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +28,7 @@ from offline.adamo import AdamO, AdamOConfig, make
 
 GAMMA, POLYAK, LEARNING_RATE = 0.99, 0.005, 3e-4
 TOY_STEPS, TRANSITIONS = 6_000, 128
+TOY_BOUND = 1 / (1 - GAMMA)  # rewards of the toy lie in -1..1
 SIZES = (6, 64, 64, 1)  # four of the observation, two of the action
 SEEDS = [0, 1, 2, 3, 4]
 
@@ -75,10 +78,10 @@ class Critics(nn.Module):
         for seed in seeds:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                members.append([nn.Linear(*SIZES[i : i + 2]) for i in range(len(SIZES) - 1)])
-        self.layers = nn.ModuleList()
+                members.append([nn.Linear(a, b) for a, b in itertools.pairwise(SIZES)])
+        self.layers: Any = nn.ModuleList()
         for same in zip(*members, strict=True):
-            layer = nn.Module()
+            layer: Any = nn.Module()
             layer.weight = nn.Parameter(torch.stack([x.weight.detach().T for x in same]))
             layer.bias = nn.Parameter(torch.stack([x.bias.detach()[None] for x in same]))
             self.layers.append(layer)
@@ -121,23 +124,24 @@ def toy(config: dict) -> dict:
     optimizer = make_optimizer(critic, config["optimizer"], len(seeds))
     curve, applied = [], []
     for step in range(config["steps"] + 1):
-        with torch.no_grad():
-            y = reward + GAMMA * target(next_x)
-        q = critic(x)
         if step % 500 == 0:
             with torch.no_grad():
-                largest = torch.maximum(q.abs().amax(1), critic(next_x).abs().amax(1))
+                largest = torch.maximum(critic(x).abs().amax(1), critic(next_x).abs().amax(1))
             curve.append([step, *(round(v, 3) for v in largest.tolist())])
         if step == config["steps"]:
             break
+        with torch.no_grad():
+            y = reward + GAMMA * target(next_x)
         optimizer.zero_grad()
-        (q - y).square().mean(1).sum().backward()
+        (critic(x) - y).square().mean(1).sum().backward()
         optimizer.step()
         if isinstance(optimizer, AdamO) and optimizer.applied is not None:
             applied.append(optimizer.applied.mean().item())
         with torch.no_grad():
-            torch._foreach_lerp_([*target.parameters()], [*critic.parameters()], POLYAK)
-    rmse = (q - y).detach().square().mean(1).sqrt()
+            for old, new in zip(target.parameters(), critic.parameters(), strict=True):
+                old.lerp_(new, POLYAK)
+    with torch.no_grad():
+        rmse = (critic(x) - reward - GAMMA * target(next_x)).square().mean(1).sqrt()
     return {
         "q_max": curve[-1][1:],
         "td_rmse": [round(v, 4) for v in rmse.tolist()],
@@ -175,7 +179,8 @@ def learner(config: dict) -> dict:
     made = TD3BCConfig(**values | {"hidden": tuple(values["hidden"])})
     td3 = TD3BC(made, data, spec_of(data, episodes.metadata, None)[0], seeds)
     watch, draws = Watch(td3, data), [stream(seed, "minibatches") for seed in seeds]
-    curve, eigenvalues, flagged = [], [], [None] * len(seeds)
+    curve, eigenvalues = [], []
+    flagged: list[int | None] = [None] * len(seeds)
     for step in range(made.total_steps + 1):
         if step % 1000 == 0:
             with warnings.catch_warnings(record=True) as caught:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.adamo import SEEDS, TOY_BOUND, TOY_STEPS, toy
 from ctrl_rl.networks import QEnsemble
 from offline import adamo
 from offline.adamo import AdamO, AdamOConfig, make, parameter_groups
@@ -343,6 +344,27 @@ def test_a_gradient_that_is_no_number_stays_in_its_network():
             assert torch.equal(p[1], q[1])
         assert broken[0].isnan().sum() == 1  # as Adam would leave it
         assert not any(q.isnan().any() for q in broken[1:])
+
+
+@pytest.mark.slow
+def test_a_critic_that_diverges_under_adam_stays_in_the_legal_range():
+    """Found over these five seeds: 9,000 to 43,000 under Adam, 7 to 22 under the default."""
+    largest = {}
+    for name in ("adam", "default"):
+        config = {"optimizer": name, "seeds": SEEDS, "steps": TOY_STEPS}
+        largest[name] = sorted(toy(config)["q_max"])
+    assert largest["adam"][2] > 10 * TOY_BOUND
+    assert largest["default"][2] < largest["adam"][2] / 10
+    assert largest["default"][-1] < TOY_BOUND
+
+
+def test_the_toy_is_one_network_per_seed():
+    """The benchmark's seeds side by side are the seeds alone, under AdamO too."""
+    for name in ("adam", "default"):
+        together = toy({"optimizer": name, "seeds": [0, 3], "steps": 30})
+        alone = toy({"optimizer": name, "seeds": [3], "steps": 30})
+        assert together["q_max"][1] == pytest.approx(alone["q_max"][0], abs=2e-3)
+        assert together["q_max"][0] != together["q_max"][1]
 
 
 # Groups, state, refusals --------------------------------------------------------------------
