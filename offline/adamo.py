@@ -28,7 +28,7 @@ rate at which Adam's continuous-time energy dissipates. With f D the step still 
 the true value error. The default had the critic inside the legal range on all five seeds of a toy
 (`benchmarks/adamo.py`), where smaller budgets often left it, and no budget was steadier still.
 
-Two other optimisers have this name and are not meant: that of Rosseau, Mueller, Nowe, "Preserving
+Two other optimisers have this name and are not meant: that of Rosseau, Müller, Nowé, "Preserving
 Plasticity in Continual Learning via Dynamical Isometry" (arXiv:2606.09762) and that of Chen, Yuan,
 Zhang, "Decoupled Orthogonal Dynamics" (arXiv:2602.05136).
 

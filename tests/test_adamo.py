@@ -44,7 +44,8 @@ def set_moments(optimizer, seed):
             other = torch.randn(p.shape, generator=draw, dtype=p.dtype)
             optimizer.state[p] = {
                 "step": torch.tensor(20.0),
-                "exp_avg": 0.3 * other - 0.1 * p.grad,  # the step adds as much
+                # The step adds 0.1 of the gradient: little of it is left, or twice as much.
+                "exp_avg": 0.3 * other + (0.1 if seed % 3 == 2 else -0.1) * p.grad,
                 "exp_avg_sq": torch.rand(p.shape, generator=draw, dtype=p.dtype) + 0.01,
             }
 
@@ -145,6 +146,32 @@ def test_the_step_keeps_its_share_of_adams_gain(mode, scope):
         assert bound > uphill  # the limit is reached, not only kept
 
 
+def test_the_budget_is_a_share_of_the_smaller_of_gain_and_dissipation():
+    smaller = set()
+    for seed in range(40):
+        parameters = stack(1, 2, seed=seed)
+        config = AdamOConfig(budget=0.6, strength=1e3, gram_scale=1.0)
+        optimizer = AdamO(groups(parameters), RATE, config=config)
+        set_moments(optimizer, seed)
+        one = torch.ones(2, dtype=torch.float64)
+        wanted = [adamo.wanted_correction(p.detach(), one, 1e3 * RATE) for p in parameters[::2]]
+        optimizer.step()
+        gain = dissipation = 0.0
+        for p in parameters:
+            mean = optimizer.state[p]["exp_avg"] / (1 - 0.9**21)
+            u = mean / ((optimizer.state[p]["exp_avg_sq"] / (1 - 0.999**21)).sqrt() + 1e-8)
+            gain += RATE * (p.grad * u).sum().item()
+            dissipation += RATE * (mean * u).sum().item()
+        pairs = zip(parameters[::2], wanted, strict=True)
+        conflict = sum((p.grad * d).sum().item() for p, d in pairs)
+        if gain > 0 and conflict > 0:
+            share = 0.6 * min(gain, dissipation) / conflict
+            assert optimizer.applied.item() == pytest.approx(min(1.0, share), rel=1e-9)
+            if share < 1:
+                smaller.add("gain" if gain < dissipation else "dissipation")
+    assert smaller == {"gain", "dissipation"}
+
+
 def test_without_a_budget_the_guarantee_breaks():
     worse = 0
     for seed in range(10):
@@ -183,6 +210,26 @@ def test_strict_never_exceeds_its_share_of_adams_length():
 def test_project_reaches_its_norm_cap_even_without_a_budget():
     added, adams = corrections("project", budget=0.0, norm_cap=0.3)
     torch.testing.assert_close(added, 0.3 * adams)
+
+
+def test_project_takes_the_harm_alone():
+    helpful = []
+    for seed in range(10):
+        stepped = {}
+        for mode in ("none", "project"):
+            parameters = stack(1, 2, seed=seed)
+            config = AdamOConfig(mode=mode, norm_cap=1e9, strength=1e3, gram_scale=1.0)
+            AdamO(groups(parameters), RATE, config=config).step()
+            stepped[mode] = parameters
+        start, one = stack(1, 2, seed=seed), torch.ones(2, dtype=torch.float64)
+        along = 0.0
+        for p in start[::2]:
+            d = adamo.wanted_correction(p.detach(), one, 1e3 * RATE)
+            along += (p.grad * d).sum().item()
+        pairs = zip(*stepped.values(), strict=True)
+        helpful.append(along < 0)
+        assert all(torch.equal(a, b) for a, b in pairs) == (along < 0)
+    assert set(helpful) == {True, False}
 
 
 def test_a_budget_of_nothing_allows_no_harm():
