@@ -25,8 +25,9 @@ lr <g, u> is what Adam's step gains on the minibatch's loss to first order, and 
 rate at which Adam's continuous-time energy dissipates. With f D the step still gains at least
 (1 - budget) lr <g, u> whenever <g, u> >= 0; where momentum points uphill nothing harmful is added.
 "Gain" is that of the semi-gradient, with the bootstrapped target held fixed: it says nothing about
-the true value error. The default had the critic inside the legal range on all five seeds of a toy
-(`benchmarks/adamo.py`), where smaller budgets often left it, and no budget was steadier still.
+the true value error. In collapse the growth of the weights is the way down that gradient, so that
+correction and task conflict, and a budget can stop a part of the growth only. The defaults come
+from a toy (`benchmarks/adamo.py`), where no budget kept values smaller still.
 
 Two other optimisers have this name and are not meant: that of Rosseau, Müller, Nowé, "Preserving
 Plasticity in Continual Learning via Dynamical Isometry" (arXiv:2606.09762) and that of Chen, Yuan,

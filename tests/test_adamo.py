@@ -414,6 +414,14 @@ def test_the_toy_is_one_network_per_seed():
         assert together["q_max"][0] != together["q_max"][1]
 
 
+@pytest.mark.parametrize("mode", ["scale", "strict", "project"])
+def test_a_matrix_beyond_float32s_products_takes_adams_step(mode):
+    p = nn.Parameter(torch.full((2, 3), 1e20))
+    p.grad = torch.ones(2, 3)
+    AdamO([{"params": [p], "matrix": True}], 1e18, config=AdamOConfig(mode=mode)).step()
+    torch.testing.assert_close(p.detach(), torch.full((2, 3), 0.99e20))
+
+
 # Groups, state, refusals --------------------------------------------------------------------
 
 
