@@ -135,7 +135,9 @@ def mean_eigenvalue(weight: Tensor) -> Tensor:
 
 def orthogonality(weight: Tensor, c: Tensor) -> Tensor:
     """R (N,) of weights (N, a, b): 1/4 ||G - c I||_F^2."""
-    return 0.25 * _excess(weight, c)[0].square().sum((-2, -1))
+    gram = _gram(weight)
+    gram.diagonal(dim1=-2, dim2=-1).sub_(c[:, None])
+    return 0.25 * gram.square().sum((-2, -1))
 
 
 def wanted_correction(weight: Tensor, c: Tensor, limit: float | Tensor) -> Tensor:
@@ -143,28 +145,26 @@ def wanted_correction(weight: Tensor, c: Tensor, limit: float | Tensor) -> Tenso
 
     The largest eigenvalue of G is bounded from above by its Frobenius and by its row-sum norm,
     without an eigenvalue problem. One is close where few singular values dominate, as in collapse,
-    the other near orthogonality.
+    the other near orthogonality. Where G overflows, D is zero.
 
     Args:
         weight: (N, a, b)
         c: (N,)
         limit: strength times learning rate.
     """
-    excess, gram = _excess(weight, c)
+    gram = _gram(weight)
     frobenius = torch.linalg.vector_norm(gram, dim=(-2, -1))
-    largest = torch.minimum(frobenius, gram.abs().sum(-1).amax(-1))
-    step = (1 / (3 * largest + c)).clamp(max=limit)
-    excess = excess * -step[:, None, None]
+    rows = torch.linalg.vector_norm(gram, ord=1, dim=-1).amax(-1)
+    step = (1 / (3 * torch.minimum(frobenius, rows) + c)).clamp(max=limit)
+    gram.diagonal(dim1=-2, dim2=-1).sub_(c[:, None])
+    excess = torch.where(step[:, None, None] > 0, gram.mul_(-step[:, None, None]), 0.0)
     return weight @ excess if weight.shape[-2] >= weight.shape[-1] else excess @ weight
 
 
-def _excess(weight: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """G - c I and G (N, k, k), k the smaller side."""
+def _gram(weight: Tensor) -> Tensor:
+    """G (N, k, k), k the smaller side."""
     tall = weight.shape[-2] >= weight.shape[-1]
-    gram = weight.mT @ weight if tall else weight @ weight.mT
-    excess = gram.clone()
-    excess.diagonal(dim1=-2, dim2=-1).sub_(c[:, None])
-    return excess, gram
+    return weight.mT @ weight if tall else weight @ weight.mT
 
 
 def affordable(budget: Tensor, harm: Tensor) -> Tensor:
@@ -259,7 +259,7 @@ class AdamO(torch.optim.Optimizer):
             self.applied = torch.cat(shares)
         for (p, _), d, share in zip(matrices, wanted, shares, strict=True):
             f = share[:, None].expand(-1, len(d) // len(share)).reshape(-1, 1, 1)
-            p.add_(torch.where(f > 0, f * d, 0.0).view_as(p))  # 0 times inf is no number
+            p.view(d.shape).addcmul_(d, f)
         return loss
 
     def _wanted(self, p: Tensor, group: dict) -> Tensor:
@@ -325,31 +325,41 @@ class AdamO(torch.optim.Optimizer):
             along = torch.where(conflict > 0, conflict / squared, 0.0)
             for g, d in zip(gradients, wanted, strict=True):
                 d.view(parts, -1).sub_(along[:, None] * g.reshape(parts, -1))
-            steps = [group["lr"] * self._direction(p, group)[1] for p, group in counted]
-            length = _dot(steps, steps, parts).sqrt()
+            lengths = []
+            for p, group in counted:
+                u, rate, _ = self._direction(p, group)
+                lengths.append(rate**2 * _dot([u], [u], parts))
+            length = torch.stack(lengths).sum(0).sqrt()
             return affordable(self.config.norm_cap * length, _dot(wanted, wanted, parts).sqrt())
-        means, steps = zip(*(self._direction(p, group) for p, group in counted), strict=True)
-        steps = [group["lr"] * u for u, (_, group) in zip(steps, counted, strict=True)]
-        gain = _dot([p.grad for p, _ in counted if p.grad is not None], steps, parts)
-        budget = self.config.budget * torch.minimum(gain, _dot(means, steps, parts)).clamp(min=0)
+        gain, dissipation = [], []
+        for p, group in counted:
+            u, rate, momentum = self._direction(p, group)
+            gain.append(rate * _dot([p.grad], [u], parts))
+            dissipation.append(rate * momentum * _dot([self.state[p]["exp_avg"]], [u], parts))
+        smaller = torch.minimum(torch.stack(gain).sum(0), torch.stack(dissipation).sum(0))
+        budget = self.config.budget * smaller.clamp(min=0)
         if mode == "scale":
             return affordable(budget, conflict)
         lengths = [_dot(x, x, parts).sqrt() for x in (gradients, wanted)]
         return affordable(budget, lengths[0] * lengths[1])
 
-    def _direction(self, p: Tensor, group: dict) -> tuple[Tensor, Tensor]:
-        """mhat and u of the step just made."""
+    def _direction(self, p: Tensor, group: dict) -> tuple[Tensor, Tensor, Tensor]:
+        """u of the step just made, but for a factor: (u / factor, lr factor, factor).
+
+        The factor 1 / (1 - beta1^step) of mhat is left out of the large tensors.
+        """
         state, (beta1, beta2) = self.state[p], group["betas"]
         step = state["step"].double()  # float32 would leave the budget seven digits
-        mean = state["exp_avg"] / (1 - beta1**step)
-        return mean, mean / ((state["exp_avg_sq"] / (1 - beta2**step)).sqrt() + group["eps"])
+        factor = 1 / (1 - beta1**step)
+        scale = state["exp_avg_sq"].sqrt().mul_((1 - beta2**step).rsqrt()).add_(group["eps"])
+        return torch.div(state["exp_avg"], scale, out=scale), group["lr"] * factor, factor
 
 
 def _dot(left: Sequence[Tensor], right: Sequence[Tensor], parts: int) -> Tensor:
     """Inner products (parts,) of two lists of tensors, each split into equal parts."""
     pairs = zip(left, right, strict=True)
-    dots = [torch.linalg.vecdot(a.reshape(parts, -1), b.reshape(parts, -1)) for a, b in pairs]
-    return torch.stack(dots).sum(0)
+    dots = [a.reshape(parts, 1, -1) @ b.reshape(parts, -1, 1) for a, b in pairs]
+    return torch.stack(dots).sum(0)[:, 0, 0]
 
 
 def make(module: nn.Module, learning_rate: float, config: AdamOConfig, replicas: int = 1) -> AdamO:
