@@ -4,9 +4,10 @@
 critic 6-64-64-1 in PyTorch's default initialisation, full batches, five seeds side by side. Rewards
 lie in -1..1, so that no value beyond 1 / (1 - gamma) = 100 exists.
 
-`hopper-*`, `door-*`: TD3+BC whose policy follows the critics almost alone (alpha 1e6: no BC term to
-speak of), on real recorded data of CTRL_RL_TEST_DATA, with networks narrower than usual. The policy
-leaves the data, and the critics with it.
+`hopper-*`, `door-*`: TD3+BC whose policy follows the critics almost alone (alpha 1e6: no BC term
+to speak of), on real recorded data of CTRL_RL_TEST_DATA, with networks narrower than usual. The
+policy leaves the data, and the critics with it. `*-cloning` is TD3+BC as it is meant, with alpha
+2.5, under Adam: what the monitor says of a sound critic.
 
 Nothing is timed: cells may run beside other work.
 
@@ -56,17 +57,32 @@ LEARNER = {
     "polyak": POLYAK,
 }
 
-CELLS = [
-    Cell(name=f"toy-{name}", config={"optimizer": name, "seeds": SEEDS, "steps": TOY_STEPS})
-    for name in OPTIMIZERS
-] + [
-    Cell(
-        name=f"{data}-{name}",
-        config={"data": data, "optimizer": name, "seeds": SEEDS, "learner": LEARNER},
-    )
-    for data in DATA
-    for name in OPTIMIZERS
-]
+CELLS = (
+    [
+        Cell(name=f"toy-{name}", config={"optimizer": name, "seeds": SEEDS, "steps": TOY_STEPS})
+        for name in OPTIMIZERS
+    ]
+    + [
+        Cell(
+            name=f"{data}-{name}",
+            config={"data": data, "optimizer": name, "seeds": SEEDS, "learner": LEARNER},
+        )
+        for data in DATA
+        for name in OPTIMIZERS
+    ]
+    + [
+        Cell(
+            name=f"{data}-cloning",
+            config={
+                "data": data,
+                "optimizer": "adam",
+                "seeds": SEEDS,
+                "learner": LEARNER | {"alpha": 2.5},
+            },
+        )
+        for data in DATA
+    ]
+)
 
 
 class Critics(nn.Module):

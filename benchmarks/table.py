@@ -457,21 +457,25 @@ def adamo(results: Path) -> str:
         "default": "AdamO",
         "none": "AdamO, no budget",
         "strict": "AdamO, strict budget",
+        "cloning": "Adam, alpha 2.5",
     }
     rows = []
     for cell in adamo_cells.CELLS:
         problem, _, name = cell.name.partition("-")
-        label = [titles[problem] if name == "adam" else "", optimizers[name]]
+        label = [titles[problem], optimizers[name]]
         if cell.name not in cells:
-            rows.append([*label, NOT_MEASURED, "", ""])
+            rows.append([*label, NOT_MEASURED, "", "", ""])
             continue
         r = cells[cell.name]["result"]
         shown = ["no number" if q is None else f"{q:.3g}" for q in r["q_max"]]
         bound = r.get("bound", adamo_cells.TOY_BOUND)
         inside = sum(q is not None and q <= bound for q in r["q_max"])
-        rows.append([*label, ", ".join(shown), f"{bound:,.0f}", f"{inside} of {len(shown)}"])
+        warned = [x for x in r.get("flagged", []) if x is not None]
+        first = f"{len(warned)} of {len(shown)}" if "flagged" in r else "–"
+        first += f", from {min(warned):,}" if warned else ""
+        rows.append([*label, ", ".join(shown), f"{bound:,.0f}", f"{inside} of {len(shown)}", first])
     head = ["critics", "optimizer", "largest \\|Q\\| at the end, each seed", "largest possible"]
-    return markdown([*head, "seeds within"], rows) + measured_on(cells)
+    return markdown([*head, "seeds within", "warned about"], rows) + measured_on(cells)
 
 
 TABLES: dict[str, Callable[[Path], str]] = {
