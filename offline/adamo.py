@@ -322,7 +322,8 @@ class AdamO(torch.optim.Optimizer):
         conflict = _dot(gradients, wanted, parts)
         if mode == "project":
             squared = _dot(gradients, gradients, parts)
-            along = torch.where(conflict > 0, conflict / squared, 0.0)
+            known = squared.isfinite()
+            along = torch.where(known & (conflict > 0), conflict / squared, 0.0)
             for g, d in zip(gradients, wanted, strict=True):
                 d.view(parts, -1).sub_(along[:, None] * g.reshape(parts, -1))
             lengths = []
@@ -330,7 +331,8 @@ class AdamO(torch.optim.Optimizer):
                 u, rate, _ = self._direction(p, group)
                 lengths.append(rate**2 * _dot([u], [u], parts))
             length = torch.stack(lengths).sum(0).sqrt()
-            return affordable(self.config.norm_cap * length, _dot(wanted, wanted, parts).sqrt())
+            share = affordable(self.config.norm_cap * length, _dot(wanted, wanted, parts).sqrt())
+            return torch.where(known, share, 0.0)
         gain, dissipation = [], []
         for p, group in counted:
             u, rate, momentum = self._direction(p, group)

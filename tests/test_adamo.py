@@ -380,10 +380,11 @@ def test_a_plain_layer_equals_a_stack_of_one():
         torch.testing.assert_close(p.detach(), q.detach()[0].mT.reshape(p.shape))
 
 
-def test_a_gradient_that_is_no_number_stays_in_its_network():
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_gradient_that_is_no_number_stays_in_its_network(bad):
     for mode in adamo.MODES:
         clean, broken = stack(2, 1), stack(2, 1)
-        broken[0].grad[0, 0, 0] = math.nan
+        broken[0].grad[0, 0, 0] = bad
         for parameters in (clean, broken):
             config = AdamOConfig(mode=mode)
             AdamO(groups(parameters), RATE, config=config, replicas=2).step()
