@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import adamo as adamo_cells
 from benchmarks import aro_ddpg as aro_ddpg_cells
 from benchmarks import learners, peers, ppo_halfcheetah, sac_speed
 from benchmarks import ppo_loop as loop
@@ -443,10 +444,45 @@ def hindsight(results: Path) -> str:
     return text + measured_on(cells)
 
 
+def adamo(results: Path) -> str:
+    """The largest |Q| of each seed after training by Adam, AdamO and AdamO without its budget."""
+    cells = load("adamo", results)
+    titles = {
+        "toy": "128 transitions",
+        "hopper": "TD3 on hopper, 21,780 transitions",
+        "door": "TD3 on door, 6,704 transitions",
+    }
+    optimizers = {
+        "adam": "Adam",
+        "default": "AdamO",
+        "none": "AdamO, no budget",
+        "strict": "AdamO, strict budget",
+        "cloning": "Adam, alpha 2.5",
+    }
+    rows = []
+    for cell in adamo_cells.CELLS:
+        problem, _, name = cell.name.partition("-")
+        label = [titles[problem], optimizers[name]]
+        if cell.name not in cells:
+            rows.append([*label, NOT_MEASURED, "", "", ""])
+            continue
+        r = cells[cell.name]["result"]
+        shown = ["no number" if q is None else f"{q:.3g}" for q in r["q_max"]]
+        bound = r.get("bound", adamo_cells.TOY_BOUND)
+        inside = sum(q is not None and q <= bound for q in r["q_max"])
+        warned = [x for x in r.get("flagged", []) if x is not None]
+        first = f"{len(warned)} of {len(shown)}" if "flagged" in r else "–"
+        first += f", from {min(warned):,}" if warned else ""
+        rows.append([*label, ", ".join(shown), f"{bound:,.0f}", f"{inside} of {len(shown)}", first])
+    head = ["critics", "optimizer", "largest \\|Q\\| at the end, each seed", "largest possible"]
+    return markdown([*head, "seeds within", "warned about"], rows) + measured_on(cells)
+
+
 TABLES: dict[str, Callable[[Path], str]] = {
     "go1_walk": go1_walk,
     "cartpole": cartpole,
     "hindsight": hindsight,
+    "adamo": adamo,
     "aro_ddpg": aro_ddpg,
     "gpu": gpu,
     "ppo_speed": ppo_speed,

@@ -45,9 +45,10 @@ from ctrl_rl.networks import action_bounds
 from ctrl_rl.policy import LOG_STD_RANGE
 from ctrl_rl.runs import Run
 from ctrl_rl.spec import EnvSpec
-from offline import training
+from offline import collapse, training
+from offline.adamo import AdamOConfig
 from offline.networks import StackedMLP, StackedQ, normal, stream, uniform
-from offline.settings import check_settings, compiles
+from offline.settings import check_settings, compiles, value_optimizer
 from offline.training import Evaluate, fit
 from offline.transitions import Batch, Transitions
 
@@ -60,6 +61,7 @@ METRICS: dict[str, str] = {
     "policy/temperature": "alpha, mean over the same updates [reward/nat]",
     "gradient/critic": "Euclidean norm of L_Q's gradient",
     "gradient/actor": "Euclidean norm of the gradient of L_pi and L_alpha",
+    **collapse.METRICS,
     **training.METRICS,
 }
 """Every key that is logged; an unknown key is an error."""
@@ -105,6 +107,12 @@ class CQLConfig:
     """Widths of the hidden layers of policy and critics."""
     activation: str = "relu"
     """"elu", "relu" or "tanh"."""
+    optimizer: str = "adam"
+    """That of the critics: "adam", or "adamo" with the settings in `adamo`."""
+    adamo: AdamOConfig = AdamOConfig()
+    """Settings of `offline.adamo`; without effect where `optimizer` is "adam"."""
+    monitor: str = "off"
+    """Whether the critics are watched for collapse: "off", "warn", or "stop" the run then."""
     compile: str = "auto"
     """"on", "off", or "auto": compile the update if the run is long enough to gain from it."""
 
@@ -191,7 +199,7 @@ class CQL:
         data: what will be learned from: its sizes, device and normaliser count.
         spec: what the policy reads and gives.
         seeds: decide initial weights and drawn actions; S of them, learned side by side.
-        critic_optimizer: makes the critics' optimiser; None for Adam.
+        critic_optimizer: makes the critics' optimiser; None for what `config` says.
 
     Raises:
         ValueError: the spec's actions are discrete or unbounded.
@@ -221,8 +229,9 @@ class CQL:
             check_each=False,
             optimizer=optimizer,
         )
+        optimizer = critic_optimizer or value_optimizer(config, self.critic, len(self.seeds))
         self.critic_step = step(
-            self.critic, self._critic_objective, config.learning_rate, critic_optimizer
+            self.critic, self._critic_objective, config.learning_rate, optimizer
         )
         self.actor_step = step(self.actor, self._actor_objective, config.actor_learning_rate)
         self._targets: list[Tensor] = [*self.target.parameters()]
@@ -244,6 +253,11 @@ class CQL:
                 self._targets, self._sources, self.config.polyak
             )
         return torch.cat([of_critic, of_actor])
+
+    def next_action(self, next_obs: Tensor) -> Tensor:
+        """The middles (S, B, A) of what the critics' targets bootstrap from."""
+        noise = next_obs.new_zeros(*next_obs.shape[:2], 1, self.spec.action_size)
+        return self.actor.draw(next_obs, noise)[0][:, :, 0]
 
     def policy_section(self, seed: int) -> dict:
         """Policy of the seed at this place of the job, as `ctrl_rl.policy` reads it."""

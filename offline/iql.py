@@ -48,8 +48,9 @@ from ctrl_rl.networks import action_bounds
 from ctrl_rl.runs import Run
 from ctrl_rl.spec import EnvSpec
 from offline import training
+from offline.adamo import AdamOConfig
 from offline.networks import StackedActor, StackedMLP, StackedQ, stream
-from offline.settings import check_settings, compiles
+from offline.settings import check_settings, compiles, value_optimizer
 from offline.training import Evaluate, fit
 from offline.transitions import Batch, Transitions
 
@@ -113,6 +114,10 @@ class IQLConfig:
     """Widths of the hidden layers of all networks."""
     activation: str = "relu"
     """"elu", "relu" or "tanh"."""
+    optimizer: str = "adam"
+    """That of critics and V: "adam", or "adamo" with the settings in `adamo`."""
+    adamo: AdamOConfig = AdamOConfig()
+    """Settings of `offline.adamo`; without effect where `optimizer` is "adam"."""
     compile: str = "auto"
     """"on", "off", or "auto": compile the update if the run is long enough to gain from it."""
 
@@ -187,7 +192,7 @@ class IQL:
         data: what will be learned from: its sizes, device and normaliser count.
         spec: what the policy reads and gives.
         seeds: decide initial weights; S of them, learned side by side.
-        critic_optimizer: makes the optimiser of the critics; None for Adam.
+        critic_optimizer: makes the optimiser of the critics; None for what `config` says.
 
     Raises:
         ValueError: the spec's actions are discrete or unbounded.
@@ -219,9 +224,11 @@ class IQL:
             check_each=False,
             optimizer=optimizer,
         )
-        self.value_step = step(self.value, self._value_objective)
+        of_value = value_optimizer(config, self.value, len(self.seeds))
+        of_critic = critic_optimizer or value_optimizer(config, self.critic, len(self.seeds))
+        self.value_step = step(self.value, self._value_objective, of_value)
         self.actor_step = step(self.actor, self._actor_objective)
-        self.critic_step = step(self.critic, self._critic_objective, critic_optimizer)
+        self.critic_step = step(self.critic, self._critic_objective, of_critic)
         self._targets: list[Tensor] = [*self.target.parameters()]
         self._sources: list[Tensor] = [*self.critic.parameters()]
         self.updates = 0

@@ -1,10 +1,13 @@
-"""What the settings of all offline learners have in common: their checks, and when to compile."""
+"""What the settings of all offline learners have in common: checks, compilation, optimiser."""
 
 import math
 from typing import Any
 
-from ctrl_rl.compiled import pays
+from torch import nn
+
+from ctrl_rl.compiled import MakeOptimizer, pays
 from ctrl_rl.networks import ACTIVATIONS
+from offline import adamo
 
 
 def check_settings(config: Any, *more: tuple[str, bool, str]) -> None:
@@ -25,6 +28,8 @@ def check_settings(config: Any, *more: tuple[str, bool, str]) -> None:
         "polyak": (lambda x: 0 < x <= 1, "above 0 and at most 1"),
         "hidden": (lambda x: bool(x) and min(x) >= 1, "positive widths"),
         "activation": (lambda x: x in ACTIVATIONS, f"one of {', '.join(ACTIVATIONS)}"),
+        "optimizer": (lambda x: x in ("adam", "adamo"), "adam or adamo"),
+        "monitor": (lambda x: x in ("off", "warn", "stop"), "off, warn or stop"),
         "compile": (lambda x: x in ("auto", "on", "off"), "auto, on or off"),
     }
     found = [
@@ -42,3 +47,10 @@ def compiles(config: Any) -> bool:
     if config.compile != "auto":
         return config.compile == "on"
     return pays(config.total_steps, config.batch_size, config.hidden)
+
+
+def value_optimizer(config: Any, network: nn.Module, seeds: int) -> MakeOptimizer | None:
+    """What makes the optimiser of a critic of several seeds; None for Adam."""
+    if config.optimizer == "adam":
+        return None
+    return lambda _: adamo.make(network, config.learning_rate, config.adamo, seeds)

@@ -41,9 +41,10 @@ from ctrl_rl.compiled import MakeOptimizer, MinibatchStep
 from ctrl_rl.networks import action_bounds
 from ctrl_rl.runs import Run
 from ctrl_rl.spec import EnvSpec
-from offline import training
+from offline import collapse, training
+from offline.adamo import AdamOConfig
 from offline.networks import StackedActor, StackedQ, normal, stream
-from offline.settings import check_settings, compiles
+from offline.settings import check_settings, compiles, value_optimizer
 from offline.training import Evaluate, fit
 from offline.transitions import Batch, Transitions
 
@@ -54,6 +55,7 @@ METRICS: dict[str, str] = {
     "policy/distance": "mean (pi(s) - a)^2, actions scaled to -1..1",
     "gradient/critic": "Euclidean norm of L_Q's gradient",
     "gradient/actor": "Euclidean norm of L_pi's gradient",
+    **collapse.METRICS,
     **training.METRICS,
 }
 """Every key that is logged; an unknown key is an error."""
@@ -96,6 +98,12 @@ class TD3BCConfig:
     """Widths of the hidden layers of policy and critics."""
     activation: str = "relu"
     """"elu", "relu" or "tanh"."""
+    optimizer: str = "adam"
+    """That of the critics: "adam", or "adamo" with the settings in `adamo`."""
+    adamo: AdamOConfig = AdamOConfig()
+    """Settings of `offline.adamo`; without effect where `optimizer` is "adam"."""
+    monitor: str = "off"
+    """Whether the critics are watched for collapse: "off", "warn", or "stop" the run then."""
     compile: str = "auto"
     """"on", "off", or "auto": compile the update if the run is long enough to gain from it."""
 
@@ -151,7 +159,7 @@ class TD3BC:
         data: what will be learned from: its sizes, device and normaliser count.
         spec: what the policy reads and gives.
         seeds: decide initial weights and noise; S of them, learned side by side.
-        critic_optimizer: makes the critics' optimiser; None for Adam.
+        critic_optimizer: makes the critics' optimiser; None for what `config` says.
 
     Raises:
         ValueError: the spec's actions are discrete or unbounded.
@@ -182,7 +190,8 @@ class TD3BC:
             check_each=False,
             optimizer=optimizer,
         )
-        self.critic_step = step(self.critic, self._critic_objective, critic_optimizer)
+        optimizer = critic_optimizer or value_optimizer(config, self.critic, len(self.seeds))
+        self.critic_step = step(self.critic, self._critic_objective, optimizer)
         self.actor_step = step(self.actor, self._actor_objective)
         self._targets: list[Tensor] = [
             *self.target_critic.parameters(),
@@ -208,6 +217,10 @@ class TD3BC:
                 )
         self.updates += 1
         return torch.cat([of_critic, self._of_actor])
+
+    def next_action(self, next_obs: Tensor) -> Tensor:
+        """Actions (S, B, A) that the critics' targets bootstrap from, without noise."""
+        return self.target_actor(next_obs)
 
     def policy_section(self, seed: int) -> dict:
         """Policy of the seed at this place of the job, as `ctrl_rl.policy` reads it."""

@@ -32,6 +32,7 @@ from ctrl_rl.compiled import Diverged
 from ctrl_rl.policy import Policy
 from ctrl_rl.runs import BEST_KEY, Recorded, Run
 from ctrl_rl.spec import Discrete, EnvSpec
+from offline.collapse import Watch
 from offline.networks import stream
 from offline.transitions import Batch, Transitions
 
@@ -108,8 +109,8 @@ def fit(
         The run; its `rows` hold what was logged, means over the seeds.
 
     Raises:
-        Diverged: a figure of a seed is not finite; the message names seed and figure. The last
-            checkpoint stands.
+        Diverged: a figure of a seed is not finite; the message names seed and figure. Or the
+            critics collapse and `monitor` is to stop then. The last checkpoint stands.
         ValueError: data and learner do not fit, see `check_data`; this process is one of a group.
     """
     distributed.refuse_group(learner.name)
@@ -120,12 +121,14 @@ def fit(
     record = {"dataset": "recorded data", **data.report}
     source = Recorded(spec=learner.spec, data=record, seeds=seeds, device=data.device)
     run.start(learner.metrics, config, source, learner.name)
+    watch = Watch(learner, data)
     step, rows = 0, [[] for _ in seeds]
     if saved := run.restore():
         step, rows = saved["step"], saved["learner"]["rows"]
         learner.load_state_dict(saved["learner"]["state"])
         for generator, state in zip(draws, saved["env"]["draws"], strict=True):
             generator.set_state(state)
+        watch.load_state_dict(saved["learner"]["watch"])
     while step < config.total_steps and not run.stopping(step):
         began, first = time.perf_counter(), step
         step = min(step + LOG_EVERY, config.total_steps)
@@ -134,6 +137,8 @@ def fit(
             for _ in range(step - first)
         ]
         figures = _figures(learner, torch.stack(stats).mean(0), step)
+        for mine, found in zip(figures, watch.check(step), strict=True):
+            mine |= found
         wall_s = time.perf_counter() - began
         of_loop = {"time/updates_per_s": (step - first) * len(seeds) / wall_s}
         of_loop["time/update_s"] = wall_s
@@ -148,7 +153,7 @@ def fit(
             sections = [learner.policy_section(i) for i in range(len(seeds))]
             if len(seeds) > 1:
                 _write_seed_folders(run, seeds, sections, rows)
-            state = {"state": learner.state_dict(), "rows": rows}
+            state = {"state": learner.state_dict(), "rows": rows, "watch": watch.state_dict()}
             drawn = {"draws": [generator.get_state() for generator in draws]}
             run.save(step, _whole(seeds, sections), state, drawn)
     run.finish()

@@ -135,6 +135,18 @@ def test_hindsight(results):
     assert "| SAC | 1 | 1 % | 60 % | 5.0 cm | 50 s |" in table.hindsight(folder)
 
 
+def test_adamo(results):
+    toy = {"q_max": [42_773.9, 99.0, None, 7.02, 3.0]}
+    door = {"q_max": [1_500.0, 2_500.0, 1.0, 1.0, 1.0], "bound": 1999.24}
+    door["flagged"] = [2000, 1000, None, None, None]
+    text = table.adamo(results("adamo", toy_adam={"result": toy}, door_none={"result": door}))
+    row = "| 128 transitions | Adam | 4.28e+04, 99, no number, 7.02, 3 | 100 | 3 of 5 | – |"
+    assert row in text
+    row = "AdamO, no budget | 1.5e+03, 2.5e+03, 1, 1, 1 | 1,999 | 4 of 5 | 2 of 5, from 1,000 |"
+    assert row in text
+    assert "| TD3 on door, 6,704 transitions | Adam | not measured |" in text
+
+
 def test_fill_replaces_between_the_markers_alone(results):
     page = "before\n<!-- table: latency -->\nold\n<!-- /table -->\nafter\n"
     folder = results(

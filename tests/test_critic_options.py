@@ -1,0 +1,167 @@
+"""`optimizer` and `monitor` of the learners with critics."""
+
+import dataclasses
+import importlib
+import json
+import typing
+
+import pytest
+import torch
+from recorded import random_data, same, spec
+
+from ctrl_rl.commands.train import parse_flags, rebuild
+from ctrl_rl.compiled import Diverged
+from ctrl_rl.runs import Run
+from offline import collapse, training
+from offline.adamo import AdamO, AdamOConfig
+from offline.collapse import CollapseMonitor, Probe, legal_bound, preconditioner
+from offline.commands.train import OfflineFlags
+from offline.registry import ALGOS
+
+CRITICS = [a for a in ALGOS if hasattr(importlib.import_module(f"offline.{a}"), "critic_loss")]
+WATCHED = [a for a in CRITICS if a != "iql"]
+BOUNDS = ((-1.0, -1.0), (1.0, 1.0))
+
+
+@pytest.fixture(autouse=True)
+def short_rows(monkeypatch):
+    monkeypatch.setattr(training, "LOG_EVERY", 10)
+    monkeypatch.setattr(collapse, "WATCH_EVERY", 20)
+    monkeypatch.setattr("ctrl_rl.curves.draw_run", lambda folder: None)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return random_data()
+
+
+def config(algo, **changes):
+    cls = typing.get_type_hints(importlib.import_module(f"offline.{algo}").train)["config"]
+    small = {"total_steps": 40, "batch_size": 16, "hidden": (8, 8), "compile": "off"}
+    return cls(**small | changes)
+
+
+def learner(algo, data, seeds=(0, 1), **changes):
+    module = importlib.import_module(f"offline.{algo}")
+    made = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "fit", lambda learner, *_: made.append(learner))
+        module.train(config(algo, **changes), data, spec(data.obs_size, *BOUNDS), seeds)
+    return made[0]
+
+
+@pytest.mark.parametrize("algo", CRITICS)
+def test_adamo_has_the_critics_and_its_settings(algo, data):
+    settings = AdamOConfig(mode="strict", strength=7.0)
+    made = learner(algo, data, optimizer="adamo", adamo=settings)
+    steps = [made.critic_step, *([made.value_step] if algo == "iql" else [])]
+    for step in steps:
+        assert isinstance(step.optimizer, AdamO)
+        assert step.optimizer.config == settings
+        assert step.optimizer.replicas == 2
+        assert {group["lr"] for group in step.optimizer.param_groups} == {3e-4}
+    assert not isinstance(made.actor_step.optimizer, AdamO)
+    assert not isinstance(learner(algo, data).critic_step.optimizer, AdamO)
+
+
+@pytest.mark.parametrize("algo", CRITICS)
+def test_without_strength_adamo_learns_what_adam_learns(algo, data):
+    def weights(**changes):
+        made = learner(algo, data, **changes)
+        training.fit(made, data)
+        return torch.cat([p.detach().flatten() for p in made.critic.parameters()])
+
+    adam = weights()
+    plain = weights(optimizer="adamo", adamo=AdamOConfig(strength=0.0))
+    corrected = weights(optimizer="adamo", adamo=AdamOConfig(mode="none"))
+    torch.testing.assert_close(plain, adam, rtol=0, atol=1e-6)
+    assert (corrected - adam).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("algo", CRITICS)
+def test_a_seed_learns_the_same_alone_as_in_a_job(algo, data):
+    def network(seeds, row):
+        made = learner(algo, data, seeds, optimizer="adamo")
+        training.fit(made, data)
+        return torch.cat([p.detach()[row].flatten() for p in made.critic.parameters()])
+
+    torch.testing.assert_close(network((3, 5), slice(2, 4)), network((5,), slice(0, 2)),
+                               rtol=0, atol=1e-5)  # fmt: skip
+
+
+@pytest.mark.parametrize("algo", WATCHED)
+def test_resuming_with_both_equals_not_stopping(algo, data, tmp_path):
+    def run(name, **kinds):
+        made = learner(algo, data, optimizer="adamo", monitor="warn")
+        found = Run(tmp_path / name, console=False, checkpoint_every=20, **kinds)
+        training.fit(made, data, found)
+        return made.state_dict(), [
+            {k: v for k, v in row.items() if not k.startswith("time/")} for row in found.rows
+        ]
+
+    whole, rows = run("whole")
+    run("parts", stop_after=20)
+    resumed, again = run("parts", resume=True)
+    same(resumed, whole)
+    assert again[-2:] == rows[-2:]
+    assert [sum(k.startswith("collapse/") for k in row) for row in rows] == [0, 5, 0, 6]
+    assert set(collapse.METRICS) <= set(rows[-1])
+
+
+def test_a_run_is_watched_on_its_own_data(data):
+    """The figures are those of a monitor set up by hand."""
+    made = learner("td3_bc", data, monitor="warn", gamma=0.9)
+    run = training.fit(made, data)
+    batch = data.batch(data.index[torch.linspace(0, len(data) - 1, 64).long()].expand(2, -1))
+    every = data.batch(data.index[None])
+    bound = legal_bound(every.reward[0], every.terminated[0], 0.9)
+    with torch.no_grad():
+        next_action = made.target_actor(batch.next_obs)
+    discount = 0.9 * (1 - batch.terminated)
+    probe = Probe(batch.obs, batch.action, batch.next_obs, next_action, discount)
+    params = dict(made.critic.named_parameters())
+    found = CollapseMonitor(bound, 3e-4, (0, 1)).check(
+        40,
+        lambda p, o, a: torch.func.functional_call(made.critic, p, (o, a)),
+        params,
+        probe,
+        preconditioner(made.critic_step.optimizer, params),
+    )
+    for key, values in found.items():
+        assert run.rows[-1][key] == pytest.approx(sum(values) / 2)
+
+
+def test_a_run_can_be_stopped_by_its_monitor(data):
+    data = random_data()
+    data.rows[:, -2] = 1e-3  # the critics' first values are beyond what these rewards allow
+    made = learner("td3_bc", data, monitor="stop", gamma=0.5)
+    with pytest.raises(
+        Diverged, match="seed 0 is collapsing at update 20: .* earn more than 0.002"
+    ):
+        training.fit(made, data)
+    with pytest.warns(RuntimeWarning) as warned:
+        training.fit(learner("td3_bc", data, monitor="warn", gamma=0.5), data)
+    starts = [str(w.message).partition(":")[0] for w in warned]
+    assert starts == [f"the critic of seed {i} is collapsing at update 20" for i in range(2)]
+    assert not any(k.startswith("collapse") for k in _logged(learner("td3_bc", data), data))
+    with pytest.raises(ValueError, match="values have a bound for a discount"):
+        training.fit(learner("td3_bc", data, monitor="warn", gamma=1.0), data)
+
+
+def _logged(made, data):
+    return {key for row in training.fit(made, data).rows for key in row}
+
+
+@pytest.mark.parametrize("algo", CRITICS)
+def test_settings_are_checked_and_survive_json_and_flags(algo):
+    for field, bad in (("optimizer", "sgd"), *([("monitor", "on")] if algo in WATCHED else [])):
+        with pytest.raises(ValueError, match=f"^{field} must be "):
+            config(algo, **{field: bad})
+    for scale in ("running", 1.0):
+        made = config(algo, optimizer="adamo", adamo=AdamOConfig(gram_scale=scale, head=False))
+        again = rebuild(type(made), json.loads(json.dumps(dataclasses.asdict(made))))
+        assert again == made
+    words = "--algo.optimizer adamo --algo.adamo.budget 0.5 --algo.adamo.gram-scale 2".split()
+    parsed = parse_flags(words, "train", "", algo, OfflineFlags(), config(algo))
+    assert parsed.algo.optimizer == "adamo"
+    assert parsed.algo.adamo == AdamOConfig(budget=0.5, gram_scale=2.0)
