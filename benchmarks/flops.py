@@ -4,7 +4,7 @@ A layer (n, m) on one sample costs 2 n m forward, as much for the gradient of it
 much for that of its input. Only products with weight matrices count: what activations, losses and
 Adam cost is part of what a share of the peak leaves.
 
-Reading order: `forward` -> `trained` -> `ppo_env_step`, `sac_update`.
+Reading order: `forward` -> `trained` -> one function per learner.
 """
 
 import itertools
@@ -38,3 +38,23 @@ def sac_update(obs: int, actions: int, hidden: Sequence[int], batch_size: int) -
     of_critics = forward(actor) + 2 * forward(critic) + 2 * trained(critic)
     of_actor = trained(actor) + 2 * forward(critic) + 2 * to_action
     return batch_size * (of_critics + of_actor)
+
+
+def td3_bc_update(obs: int, actions: int, hidden: Sequence[int], batch_size: int) -> int:
+    """One update of TD3+BC, whose policy takes a step on every second.
+
+    Critics: next action, two target values, two critics trained. Policy: trained, through one
+    critic forward and backward to its action, but not to its weights.
+    """
+    actor, critic = (obs, *hidden, actions), (obs + actions, *hidden, 1)
+    to_action = forward(critic[1:]) + forward((actions, critic[1]))
+    of_critics = forward(actor) + 2 * forward(critic) + 2 * trained(critic)
+    of_actor = trained(actor) + forward(critic) + to_action
+    return batch_size * (of_critics + of_actor // 2)
+
+
+def iql_update(obs: int, actions: int, hidden: Sequence[int], batch_size: int) -> int:
+    """One update of IQL: V(s'), two target values; V, two critics and the policy trained."""
+    actor, critic, value = (obs, *hidden, actions), (obs + actions, *hidden, 1), (obs, *hidden, 1)
+    seen = forward(value) + 2 * forward(critic)
+    return batch_size * (seen + trained(value) + 2 * trained(critic) + trained(actor))

@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks import adamo as adamo_cells
 from benchmarks import aro_ddpg as aro_ddpg_cells
-from benchmarks import learners, peers, ppo_halfcheetah, sac_speed
+from benchmarks import learners, offline_speed, peers, ppo_halfcheetah, sac_speed
 from benchmarks import ppo_loop as loop
 from benchmarks.cells import RESULTS, ROOT, load
 from benchmarks.ppo_halfcheetah import verdict
@@ -224,6 +224,29 @@ def sac_updates(results: Path) -> str:
     if ratios := [f"{what} {r['ratio']:.2f}" for what, r in named if r]:
         text += f"\n\nBest of ctrl-rl over best of stable-baselines3: {', '.join(ratios)}."
     return text + measured_on(cells)
+
+
+def offline_updates(results: Path) -> str:
+    """Updates per second of offline learners, the best of each library."""
+    cells = load("offline_speed", results)
+    rows = []
+    for cell in offline_speed.CELLS:
+        config, label = cell.config, offline_speed.LABELS[cell.name]
+        floors = ", ".join(f"{x:.1f}" for x in config["floors"].values())
+        if cell.name not in cells:
+            rows.append([label, *[NOT_MEASURED] * 4, floors, NOT_MEASURED])
+            continue
+        r = cells[cell.name]["result"]
+        others = [
+            _fastest(r["per_s"], name) if name in config["floors"] else "–"
+            for name in ("eager", "d3rlpy")
+        ]
+        ratios = ", ".join(f"{x:.2f}" for x in r["ratios"].values())
+        share = f"{100 * r['share_of_peak'][r['best']]:.0f} %"
+        rows.append([label, _fastest(r["per_s"], "ours"), *others, ratios, floors, share])
+    head = ["Updates of all seeds per second", "ctrl-rl", "plain eager torch", "d3rlpy"]
+    head += ["ratios", "floors", "share of peak"]
+    return markdown(head, rows) + measured_on(cells)
 
 
 def returns(algo: str, results: Path) -> str:
@@ -489,6 +512,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "ppo_halfcheetah": halfcheetah,
     "ppo_loop": ppo_loop,
     "sac_speed": sac_updates,
+    "offline_speed": offline_updates,
     "ppo_returns": partial(returns, "ppo"),
     "sac_returns": partial(returns, "sac"),
     "td3_returns": partial(returns, "td3"),
