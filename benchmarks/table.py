@@ -472,7 +472,7 @@ def adamo(results: Path) -> str:
     cells = load("adamo", results)
     titles = {
         "toy": "128 transitions",
-        "hopper": "TD3 on hopper, 21,780 transitions",
+        "hopper": "TD3 on hopper, 21,560 transitions",
         "door": "TD3 on door, 6,704 transitions",
     }
     optimizers = {

@@ -27,7 +27,7 @@ rate at which Adam's continuous-time energy dissipates. With f D the step still 
 "Gain" is that of the semi-gradient, with the bootstrapped target held fixed: it says nothing about
 the true value error. In collapse the growth of the weights is the way down that gradient, so that
 correction and task conflict, and a budget can stop a part of the growth only. The defaults come
-from a toy (`benchmarks/adamo.py`), where no budget kept values smaller still.
+from a toy (`benchmarks/adamo.py`); without a budget values stayed smaller still there.
 
 Two other optimisers have this name and are not meant: that of Rosseau, Müller, Nowé, "Preserving
 Plasticity in Continual Learning via Dynamical Isometry" (arXiv:2606.09762) and that of Chen, Yuan,
