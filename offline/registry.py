@@ -9,6 +9,7 @@ ALGOS = {
 """A module with `<Name>Config`, `METRICS` and `train(config, data, spec, seeds, run, evaluate)`."""
 
 COMMANDS = {
+    "dataset": "offline.commands.dataset:main",
     "offline": "offline.commands.offline:main",
 }
 """This package's commands; see `ctrl_rl.cli`."""
