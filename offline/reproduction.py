@@ -71,9 +71,9 @@ def obstacles(results: Sequence[Result], published: Published, report: str) -> t
     elif first.data.get("origin") != "D4RL":
         found.append(f"other data: {first.data.get('origin', 'unknown origin')}, not D4RL's file")
     if published.steps is not None and first.steps != published.steps:
-        found.append(f"other number of steps: {first.steps:,}, published {published.steps:,}")
+        found.append(f"other steps: {first.steps:,}, published {published.steps:,}")
     if published.seeds is not None and len(results) != published.seeds:
-        found.append(f"other number of seeds: {len(results)}, published {published.seeds}")
+        found.append(f"other seeds: {len(results)}, published {published.seeds}")
     if published.report is not None and report != published.report:
         found.append(f"other report: {report} score, published {published.report}")
     return tuple(found)

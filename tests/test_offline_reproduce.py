@@ -101,9 +101,9 @@ OTHER = {
     "other data: hopper-medium, not D4RL's hopper-medium-v2": {"dataset": "hopper-medium"},
     "other data: collected by sac, not D4RL's file": {"data": {"origin": "collected by sac"}},
     "other data: unknown origin, not D4RL's file": {"data": {}},
-    "other number of steps: 50,000, published 1,000,000": {"steps": 50_000},
-    "other number of seeds: 5, published 4": {"count": 5},
-    "other number of seeds: 3, published 4": {"count": 3},
+    "other steps: 50,000, published 1,000,000": {"steps": 50_000},
+    "other seeds: 5, published 4": {"count": 5},
+    "other seeds: 3, published 4": {"count": 3},
 }
 
 
