@@ -7,3 +7,8 @@ ALGOS = {
     "cql": "offline.cql:",
 }
 """A module with `<Name>Config`, `METRICS` and `train(config, data, spec, seeds, run, evaluate)`."""
+
+COMMANDS = {
+    "offline": "offline.commands.offline:main",
+}
+"""This package's commands; see `ctrl_rl.cli`."""
