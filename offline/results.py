@@ -170,7 +170,7 @@ def load(folder: Path) -> dict[tuple[str, str], tuple[Result, ...]]:
 
     Raises:
         ValueError: no results there, a file that is none, a cell that is there twice, or seeds of
-            one algorithm that cannot be averaged: of other lengths, environments or scales.
+            one algorithm that cannot be averaged: of other lengths, environments, scales or data.
     """
     paths = sorted((Path(folder) / "results").glob("*/*/*.json"))
     if not paths:
@@ -182,8 +182,12 @@ def load(folder: Path) -> dict[tuple[str, str], tuple[Result, ...]]:
         if result.seed in group:
             raise ValueError(f"{path} and {group[result.seed][0]} are the same cell")
         for other_path, other in group.values():
-            for key in ("steps", "env", "comparable", "normalized"):
-                ours, theirs = getattr(result, key), getattr(other, key)
+            pairs = {
+                key: (getattr(result, key), getattr(other, key))
+                for key in ("steps", "env", "comparable", "normalized")
+            }
+            pairs["data sha256"] = result.data.get("sha256"), other.data.get("sha256")
+            for key, (ours, theirs) in pairs.items():
                 if ours != theirs:
                     raise ValueError(
                         f"{path} has {key} {ours!r}, {other_path.name} beside it {theirs!r}: they "

@@ -6,14 +6,13 @@ side by side, in FOLDER/runs; each seed's result is a file in FOLDER/results, wh
 `reproduce` read. The same command again trains what is missing: finished cells stand, a killed job
 goes on from its checkpoint. By default jobs are processes of this machine; `--address` is for Ray.
 
-Reading order: `Bench` -> `plan_jobs` -> `train_job`, in a process of its own -> `results_of`.
+Reading order: `Bench` -> `main` -> `plan_cells` -> `train_jobs` -> the summary; then
+`offline.benchmark`.
 """
 
 import dataclasses
 import json
 import os
-import time
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +22,9 @@ import tyro
 
 from ctrl_rl import cli
 from ctrl_rl.checkpoints import write_text
-from ctrl_rl.workers import alone, import_ray, on_ray, on_this_machine, written_to
-from offline.results import Result, path_of, read, safe_name, write
+from ctrl_rl.workers import alone, import_ray, on_ray, on_this_machine
+from offline.benchmark import FREE, Job, Planned, finished, plan_jobs, train_job
+from offline.results import Result, path_of, read
 
 FORMAT = 1
 """Version of bench.json."""
@@ -32,26 +32,13 @@ FORMAT = 1
 OWN = {
     "algo": "--algo",
     "dataset": "the data sets that stand first",
+    "seed": "--seeds",
     "seeds": "--seeds",
     "run-dir": "--out",
     "resume": "the same command again",
     "stop-after": "--set total-steps",
 }
 """Flags of `ctrl-rl offline train` that a benchmark decides itself, and by what."""
-
-
-FREE = {
-    "total_steps",
-    "seed",
-    "seeds",
-    "run_dir",
-    "stop_after",
-    "device",
-    "threads",
-    "torch_threads",
-    "checkpoint_every",
-}
-"""Flags of `ctrl-rl offline train` that do not make a result another one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,53 +76,6 @@ class Bench:
         cli.check_least(self, 0, "seeds_per_job", "gpus", "retries")
 
 
-@dataclass(frozen=True)
-class Planned:
-    """A data set and algorithm of the benchmark."""
-
-    dataset: str
-    """As it was given."""
-    name: str
-    """Its id; of a file of one's own, its name without ending."""
-    algo: str
-    variant: tuple[tuple[str, str], ...]
-    words: tuple[str, ...]
-    """The command line of `ctrl-rl offline train`, without seeds and run folder."""
-    total_steps: int
-    config: dict
-    """What decides a result, as its file has it; what is None was left to the learner."""
-
-    @property
-    def label(self) -> str:
-        """The algorithm with its settings."""
-        return " ".join([self.algo, *(f"{k}={v}" for k, v in self.variant)])
-
-
-@dataclass(frozen=True)
-class Job:
-    """Seeds of one data set and algorithm that train side by side."""
-
-    plan: Planned
-    seeds: tuple[int, ...]
-    """Each one more than that before it."""
-    folder: Path
-    """The run folder, absolute."""
-    out: Path
-    """The benchmark's folder, absolute."""
-
-    @property
-    def title(self) -> str:
-        """For people."""
-        first, last = self.seeds[0], self.seeds[-1]
-        which = f"s{first}" if first == last else f"s{first}-{last}"
-        return f"{self.plan.name} {self.plan.label} {which}"
-
-    @property
-    def log(self) -> Path:
-        """What the run printed, beside its folder, which is for training to make."""
-        return self.folder.with_name(self.folder.name + ".log")
-
-
 def main(argv: list[str]) -> dict:
     """Train what is missing, and say what there is."""
     args = cli.parse(Bench, argv, "ctrl-rl offline bench", description=__doc__)
@@ -145,7 +85,9 @@ def main(argv: list[str]) -> dict:
     out = args.out.resolve()
     lines: dict[tuple[str, str, int], str] = {}
     with alone(out, "benchmark"):
-        todo = [job for plan in planned for job in plan_jobs(plan, args)]
+        todo = [
+            job for plan in planned for job in plan_jobs(plan, out, args.seeds, args.seeds_per_job)
+        ]
         cells = [(plan.name, plan.label, seed) for plan in planned for seed in range(args.seeds)]
         missing = sum(len(job.seeds) for job in todo)
         print(f"{len(cells) - missing} of {len(cells)} cells are finished; {args.out}", flush=True)
@@ -246,66 +188,6 @@ def _variant(text: str) -> tuple[str, list[tuple[str, str]]]:
 # Jobs ---------------------------------------------------------------------------------------
 
 
-def plan_jobs(plan: Planned, args: Bench) -> list[Job]:
-    """What is still to be trained: jobs that were begun, then seeds that no job has.
-
-    Raises:
-        ValueError: a result or a run of other settings is in the way.
-    """
-    out = args.out.resolve()
-    todo = [seed for seed in range(args.seeds) if not finished(plan, out, seed)]
-    base = out / "runs" / safe_name(plan.name) / safe_name(plan.label)
-
-    def job(seeds: Sequence[int], folder: Path) -> Job:
-        return Job(plan, tuple(seeds), folder, out)
-
-    jobs = []
-    for path in sorted(base.glob("s*/config.json")):
-        config = json.loads(path.read_text())
-        seeds = config["run"]["seeds"]
-        if not set(seeds) & set(todo):
-            continue
-        _check_same(path.parent, plan, config["run"] | config["algo_config"])
-        jobs.append(job(seeds, path.parent))
-        todo = [seed for seed in todo if seed not in seeds]
-    size = args.seeds_per_job or len(todo)
-    while todo:  # seeds of a job follow one another
-        count = next((i for i in range(1, size) if todo[i : i + 1] != [todo[0] + i]), size)
-        seeds, todo = todo[:count], todo[count:]
-        name = f"s{seeds[0]}" if len(seeds) == 1 else f"s{seeds[0]}-{seeds[-1]}"
-        jobs.append(job(seeds, base / name))
-    return jobs
-
-
-def finished(plan: Planned, out: Path, seed: int) -> bool:
-    """Whether the cell has its result.
-
-    Raises:
-        ValueError: the result was made with other settings.
-    """
-    path = path_of(out, plan.name, plan.label, seed)
-    if not path.is_file():
-        return False
-    result = read(path)
-    _check_same(path, plan, result.config)
-    if result.steps > plan.total_steps:
-        raise ValueError(
-            f"{path} has {result.steps:,} steps, not {plan.total_steps:,}; they may be raised, not "
-            "lowered"
-        )
-    return result.steps == plan.total_steps
-
-
-def _check_same(where: Path, plan: Planned, kept: dict) -> None:
-    """Refuse what was made with other settings."""
-    for key, value in plan.config.items():
-        if value is not None and key in kept and kept[key] != value:
-            raise ValueError(
-                f"{where} was made with another {key} ({kept[key]!r}, now {value!r}); choose "
-                "another --out"
-            )
-
-
 def train_jobs(args: Bench, jobs: list[Job], lines: dict[tuple[str, str, int], str]) -> None:
     """Train side by side; `lines` gets what went wrong with those that failed."""
     ended = 0
@@ -336,90 +218,6 @@ def train_jobs(args: Bench, jobs: list[Job], lines: dict[tuple[str, str, int], s
             gpus=args.gpus,
             retries=args.retries,
         )
-
-
-def train_job(job: Job) -> str | None:
-    """Train or go on with one job and write its results, in a process of its own.
-
-    Returns:
-        One line if it failed, else None.
-    """
-    from offline.commands import train
-
-    folder, steps = job.folder, str(job.plan.total_steps)
-    words = ["--dataset", job.plan.dataset]
-    if (folder / "config.json").is_file():
-        words += ["--resume", str(folder), "--total-steps", steps]
-    else:
-        seeds = ["--seed", str(job.seeds[0]), "--seeds", str(len(job.seeds))]
-        words = [*job.plan.words, *seeds, "--run-dir", str(folder)]
-    job.log.parent.mkdir(parents=True, exist_ok=True)
-    with written_to(job.log):
-        print(f"process {os.getpid()}, {time.strftime('%F %T')}: train {' '.join(words)}")
-        try:
-            if not (results := results_of(job)):  # a kill may have come after the last step
-                train.main(words)
-                results = results_of(job)
-            for result in results:
-                write(result, job.out)
-        except Exception as error:
-            traceback.print_exc()
-            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-            return kind + (" ".join(str(error).split()) or "no reason given")
-    return None
-
-
-def results_of(job: Job) -> list[Result]:
-    """The results of a run that has all its updates and the last evaluation; else none.
-
-    Raises:
-        ValueError: it was trained to the end and never evaluated.
-    """
-    from ctrl_rl.runs import BEST_KEY, read_config, read_metrics
-    from offline.datasets import locate
-    from offline.scores import played_in
-
-    if not (job.folder / "config.json").is_file():
-        return []
-    config, results = read_config(job.folder), []
-    path, entry = locate(job.plan.dataset)
-    origin = "D4RL" if entry else "Minari" if path.is_dir() else "a file of one's own"
-    data = {"origin": origin} | {k: v for k, v in config["data"].items() if k != "file"}
-    settings = config["run"] | config["algo_config"]
-    for seed in job.seeds:
-        rows = read_metrics(job.folder if len(job.seeds) == 1 else job.folder / f"s{seed}")
-        if not rows or rows[-1]["step"] < job.plan.total_steps:
-            return []
-        curve = [
-            [int(row["step"]), row[BEST_KEY], row.get("eval/normalized_score")]
-            for row in rows
-            if BEST_KEY in row
-        ]
-        if not curve or curve[-1][0] < job.plan.total_steps:
-            raise ValueError(
-                f"{job.title} was not evaluated at the end; --set task=TASK says where"
-            )
-        normalized = all(point[2] is not None for point in curve)
-        scores = [point[2 if normalized else 1] for point in curve]
-        results.append(
-            Result(
-                dataset=job.plan.name,
-                algo=job.plan.algo,
-                variant=dict(job.plan.variant),
-                seed=seed,
-                steps=curve[-1][0],
-                env=played_in(config["task"]),
-                comparable=False,  # no simulator of ours is D4RL's, see offline.scores
-                normalized=normalized,
-                curve=curve,
-                last=scores[-1],
-                best=max(scores),
-                config={k: v for k, v in settings.items() if k not in FREE},
-                data=data,
-                versions=config["versions"],
-            )
-        )
-    return results
 
 
 # Summary ------------------------------------------------------------------------------------
