@@ -9,6 +9,7 @@ Reading order: `on_this_machine`, `on_ray`, then what jobs need: `alone`, `writt
 """
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import signal
@@ -136,11 +137,11 @@ def on_ray(
             address="local",
             include_dashboard=False,
             log_to_driver=False,
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
             object_store_memory=100 * 2**20,
         )
     else:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     try:
         have = ray.cluster_resources()
         if have.get("CPU", 0) < cpus or have.get("GPU", 0) < gpus:

@@ -9,6 +9,9 @@ twice.
     FOLDER/runs/<data set>/<algorithm>/s0-4.log    what it printed
     FOLDER/results/                                see `offline.results`
 
+A seed that diverges ends its job. The folder is then set aside, with "-diverged" after its name,
+and the seeds train anew, each in a job of its own, so that only those fail that diverge.
+
 Reading order: `Planned`, `Job` -> `plan_jobs` -> `train_job` -> `results_of`.
 """
 
@@ -33,6 +36,10 @@ FREE = {
     "checkpoint_every",
 }
 """Flags of `ctrl-rl offline train` that do not make a result another one."""
+
+
+ASIDE = "-diverged"
+"""Ending of a run folder of several seeds that one of them spoiled."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +108,12 @@ def plan_jobs(plan: Planned, out: Path, seeds: int, per_job: int = 0) -> list[Jo
 
     todo = [seed for seed in range(seeds) if not finished(plan, out, seed)]
     base = out / "runs" / safe_name(plan.name) / safe_name(plan.label)
+    if any(base.glob(f"*{ASIDE}")):
+        per_job = 1
     jobs = []
     for path in sorted(base.glob("s*/config.json")):
+        if path.parent.name.endswith(ASIDE):
+            continue
         config = read_config(path.parent)
         begun = config["run"]["seeds"]
         if not set(begun) & set(todo):
@@ -157,6 +168,7 @@ def train_job(job: Job) -> str | None:
     Returns:
         One line if it failed, else None.
     """
+    from ctrl_rl.compiled import Diverged
     from offline.commands import train
 
     folder, steps = job.folder, str(job.plan.total_steps)
@@ -177,6 +189,8 @@ def train_job(job: Job) -> str | None:
                 write(result, job.out)
         except Exception as error:
             traceback.print_exc()
+            if isinstance(error, Diverged) and len(job.seeds) > 1:
+                folder.rename(folder.with_name(folder.name + ASIDE))
             kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
             return kind + (" ".join(str(error).split()) or "no reason given")
     return None

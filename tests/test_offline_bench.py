@@ -21,6 +21,7 @@ from ctrl_rl.runs import read_metrics
 from offline import benchmark, d4rl, results, training
 from offline.commands import bench, train
 from offline.registry import ALGOS, COMMANDS
+from offline.td3_bc import TD3BC
 
 SMALL = {
     "total-steps": "40",
@@ -263,6 +264,32 @@ def test_a_job_that_fails_is_named_and_the_others_go_on(data, capsys, monkeypatc
         ("td3_bc", 0): "finished", ("td3_bc", 1): "failed", ("bc", 0): "finished",
         ("bc", 1): "finished",
     }  # fmt: skip
+
+
+def test_a_seed_that_diverges_does_not_take_the_others_along(data, capsys, monkeypatch):
+    update = TD3BC.update
+
+    def spoiled(self, batch):
+        figures = update(self, batch)
+        if 1 in self.seeds:
+            figures[:, self.seeds.index(1)] = torch.nan
+        return figures
+
+    monkeypatch.setattr(TD3BC, "update", spoiled)
+    found = run(data, "--seeds", "3")
+    status = {c["seed"]: c["status"] for c in found["cells"]}
+    assert status == {0: "finished", 1: "failed", 2: "finished"} and not found["passed"]
+    assert "seed 1 diverged before update 10" in found["cells"][1]["error"]
+    out = capsys.readouterr().out
+    assert "[1/1] hopper-noise td3_bc s0-2: failed: Diverged: seed 1 diverged" in out
+    assert "[2/3] hopper-noise td3_bc s1: failed: Diverged: seed 1 diverged" in out
+    folders = {p.name for p in (X / "runs/hopper-noise/td3_bc").iterdir() if p.is_dir()}
+    assert folders == {"s0-2-diverged", "s0", "s1", "s2"}
+    assert [r.seed for r in results.load(X)["hopper-noise", "td3_bc"]] == [0, 2]
+    # The same command again tries the one that is missing, and healed it finishes.
+    monkeypatch.setattr(TD3BC, "update", update)
+    assert run(data, "--seeds", "3")["passed"]
+    assert "[1/1] hopper-noise td3_bc s1: finished" in capsys.readouterr().out
 
 
 # In processes -------------------------------------------------------------------------------

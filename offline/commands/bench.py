@@ -85,15 +85,16 @@ def main(argv: list[str]) -> dict:
     out = args.out.resolve()
     lines: dict[tuple[str, str, int], str] = {}
     with alone(out, "benchmark"):
-        todo = [
-            job for plan in planned for job in plan_jobs(plan, out, args.seeds, args.seeds_per_job)
-        ]
+        todo = missing_jobs(planned, args)
         cells = [(plan.name, plan.label, seed) for plan in planned for seed in range(args.seeds)]
-        missing = sum(len(job.seeds) for job in todo)
-        print(f"{len(cells) - missing} of {len(cells)} cells are finished; {args.out}", flush=True)
+        count = len(cells) - sum(len(job.seeds) for job in todo)
+        print(f"{count} of {len(cells)} cells are finished; {args.out}", flush=True)
         try:
             if todo:
                 train_jobs(args, todo, lines)
+            # Seeds whose job one of them spoiled get jobs of their own.
+            if anew := [job for job in missing_jobs(planned, args) if job not in todo]:
+                train_jobs(args, anew, lines)
         finally:
             summary = summarise(out, cells, lines)
     metrics = print_summary(summary, out)
@@ -188,6 +189,12 @@ def _variant(text: str) -> tuple[str, list[tuple[str, str]]]:
 # Jobs ---------------------------------------------------------------------------------------
 
 
+def missing_jobs(planned: Sequence[Planned], args: Bench) -> list[Job]:
+    """Jobs of all cells that have no result."""
+    out = args.out.resolve()
+    return [job for plan in planned for job in plan_jobs(plan, out, args.seeds, args.seeds_per_job)]
+
+
 def train_jobs(args: Bench, jobs: list[Job], lines: dict[tuple[str, str, int], str]) -> None:
     """Train side by side; `lines` gets what went wrong with those that failed."""
     ended = 0
@@ -202,7 +209,10 @@ def train_jobs(args: Bench, jobs: list[Job], lines: dict[tuple[str, str, int], s
         said = "finished"
         if line is not None:
             said = f"failed: {line}; see {job.log}"
-            lines.update({(job.plan.name, job.plan.label, seed): line for seed in left})
+        for seed in job.seeds:
+            lines.pop((job.plan.name, job.plan.label, seed), None)
+            if line is not None and seed in left:
+                lines[job.plan.name, job.plan.label, seed] = line
         print(f"[{ended}/{len(jobs)}] {job.title}: {said}", flush=True)
 
     if args.address is None:
