@@ -39,6 +39,7 @@ COLUMNS = (
 
 NAMES = {
     "bc": "BC",
+    "bc top_fraction=0.1": "10% BC",
     "td3_bc": "TD3+BC",
     "iql": "IQL",
     "cql": "CQL",
@@ -50,7 +51,7 @@ NAMES = {
     "decision_transformer": "DT",
     "diffuser": "Diffuser",
 }
-"""Our algorithm at its own settings -> its printed name."""
+"""Our algorithm, with settings where the printed one has others than its own -> printed name."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -89,6 +89,7 @@ def test_figures_are_found_by_our_names():
     assert find("hopper-medium", "td3_bc", "last") == [corl, repo]
     assert find("hopper-medium-replay", "td3_bc", "last")[0].mean == 64.42
     assert find("hopper", "td3_bc", "last") == []
+    assert find("hopper-medium-v2", "bc top_fraction=0.1", "last")[0].mean == 55.48
     # Other settings are another algorithm, and online training another protocol.
     assert find("hopper-medium-v2", "td3_bc optimizer=adamo", "last") == []
     tables_of = {c.table for c in find("antmaze-umaze-v2", "iql", "last")}

@@ -65,9 +65,11 @@ def faults_of_ctrl_rl(words: list[str]) -> list[str]:
     faults = [f"no task {t}" for t in tasks if t not in registry.names("tasks")]
     if faults:
         return faults
-    out = io.StringIO()
+    out, first = io.StringIO(), tasks if command == "train" else []
+    if command in ("offline", "dataset"):  # commands of their own
+        first = rest[:1]
     with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
-        cli.main([command, *(tasks if command == "train" else []), "--help"])
+        cli.main([command, *first, "--help"])
     shown = set(re.findall(r"--[\w.-]+", out.getvalue())) | {"--json", "--debug", "--help"}
     if command == "train":
         shown |= {"--resume", "--algo"}

@@ -88,7 +88,8 @@ def main(argv: list[str]) -> dict:
         todo = missing_jobs(planned, args)
         cells = [(plan.name, plan.label, seed) for plan in planned for seed in range(args.seeds)]
         count = len(cells) - sum(len(job.seeds) for job in todo)
-        print(f"{count} of {len(cells)} cells are finished; {args.out}", flush=True)
+        logs = f"; logs: {args.out}/runs/*/*/*.log" if todo else ""
+        print(f"{count} of {len(cells)} cells are finished{logs}", flush=True)
         try:
             if todo:
                 train_jobs(args, todo, lines)
