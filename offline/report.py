@@ -116,7 +116,7 @@ def measured_on(found: dict) -> str:
         text += f" Not D4RL's{which}: such figures compare with each other alone."
     sums = []
     for name, of in found["datasets"].items():
-        each = [str(data.get("sha256", "no checksum"))[:12] for data in of["data"]]
+        each = [(data["checksum"] or "no checksum")[:12] for data in of["data"]]
         sums.append(f"{name} ({' / '.join(each)})")
     return f"{text} Data: {', '.join(sums)}."
 
@@ -146,13 +146,9 @@ def _overview(found: dict) -> Section:
 
 def _data(data: dict) -> str:
     """Origin, checksum and size in a few words."""
-    words = [str(data.get("origin", "unknown origin"))]
-    if "sha256" in data:
-        words.append(f"sha256 {str(data['sha256'])[:12]}")
-    counts = data.get("report", data)
-    if isinstance(counts, dict) and "transitions" in counts:
-        words.append(f"{counts['transitions']:,} transitions")
-    return ", ".join(words)
+    words = [data["origin"], f"checksum {data['checksum'][:12]}" if data["checksum"] else ""]
+    words.append("" if data["transitions"] is None else f"{data['transitions']:,} transitions")
+    return ", ".join(filter(None, words))
 
 
 def _missing(found: dict) -> list[Section]:

@@ -91,6 +91,11 @@ class Result:
         """The algorithm with its variant's settings, as `--algo` takes it."""
         return " ".join([self.algo, *(f"{k}={v}" for k, v in self.variant.items())])
 
+    @property
+    def checksum(self) -> str | None:
+        """Of the data: its file's sha256, or the digest of a folder."""
+        return self.data.get("sha256") or self.data.get("digest")
+
     def score(self, report: str) -> float:
         """The "last" or the "best" score."""
         return {"last": self.last, "best": self.best}[report]
@@ -186,7 +191,7 @@ def load(folder: Path) -> dict[tuple[str, str], tuple[Result, ...]]:
                 key: (getattr(result, key), getattr(other, key))
                 for key in ("steps", "env", "comparable", "normalized")
             }
-            pairs["data sha256"] = result.data.get("sha256"), other.data.get("sha256")
+            pairs["data checksum"] = result.checksum, other.checksum
             for key, (ours, theirs) in pairs.items():
                 if ours != theirs:
                     raise ValueError(

@@ -18,7 +18,7 @@ OURS = {
     "env": "Hopper-v5 (gymnasium 1.4.0, mujoco 3.17.0)",
     "comparable": False,
     "steps": 50_000,
-    "data": {"origin": "collected", "sha256": "ab" * 32, "report": {"transitions": 199_800}},
+    "data": {"origin": "collected", "sha256": "ab" * 32, "transitions": 199_800},
 }
 
 
@@ -35,7 +35,8 @@ def write_bench() -> None:
             score = 30.0 + shift + seed
             write_seeds(X, [score], first=seed, best=90.0 + shift, dataset=dataset, algo="bc",
                         **OURS)  # fmt: skip
-        write_seeds(X, shift + np.array([60.0, 62.0, 70.0]), dataset=dataset, **OURS)
+        done = OURS | {"data": OURS["data"] | {"obs_normalized": True}}
+        write_seeds(X, shift + np.array([60.0, 62.0, 70.0]), dataset=dataset, **done)
 
 
 class Page(HTMLParser):
@@ -125,7 +126,7 @@ def test_every_section_with_figures_names_simulator_and_data():
             assert "Not D4RL's: such figures compare with each other alone" in told
     measured = next(s for s in report.sections(found) if s.title == "What was measured")
     assert measured.rows[0][2:] == [
-        "collected, sha256 abababababab, 199,800 transitions", "50,000", "D4RL score", "no",
+        "collected, checksum abababababab, 199,800 transitions", "50,000", "D4RL score", "no",
     ]  # fmt: skip
 
 

@@ -83,7 +83,7 @@ def test_results_that_are_no_seeds_of_one_experiment_are_not_averaged():
         load(Path("y"))
     write_seeds(Path("z"), [1.0])
     write_seeds(Path("z"), [1.0], first=1, data={"origin": "D4RL", "sha256": "1" * 64})
-    with pytest.raises(ValueError, match="s1.json has data sha256 '1111"):
+    with pytest.raises(ValueError, match="s1.json has data checksum '1111"):
         load(Path("z"))
 
 
