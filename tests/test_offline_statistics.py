@@ -76,7 +76,7 @@ def test_the_interval_of_a_mean_is_that_of_a_table_of_all_resamples():
     found = estimate(mean, spread)
     low, high = found.ci95
     # Each task's mean of 16 draws has standard deviation 4 / 4 = 1, of both sqrt(2) / 2.
-    assert high - low == pytest.approx(2 * 1.96 * np.sqrt(2) / 2, rel=0.1)
+    assert high - low == pytest.approx(2 * 1.96 * np.sqrt(2) / 2, rel=0.05)
 
 
 def test_intervals_say_nothing_where_nothing_is_known():
