@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scipy.stats import mannwhitneyu
+from scipy.stats import binom, mannwhitneyu
 
 from offline.statistics import (
     estimate,
@@ -71,12 +71,11 @@ def test_the_interval_of_a_mean_is_that_of_a_table_of_all_resamples():
     # Runs 0 and 6 of the only task: a resample's mean is 0, 3 or 6 with 1/4, 1/2, 1/4.
     found = estimate(mean, np.array([[0.0], [6.0]]))
     assert (found.value, found.ci95) == (3.0, [0.0, 6.0])
-    # Tasks are resampled apart, runs never wander between them: rows would move together.
-    spread = np.array([[0.0, 100.0], [8.0, 108.0]] * 8)
-    found = estimate(mean, spread)
-    low, high = found.ci95
-    # Each task's mean of 16 draws has standard deviation 4 / 4 = 1, of both sqrt(2) / 2.
-    assert high - low == pytest.approx(2 * 1.96 * np.sqrt(2) / 2, rel=0.05)
+    # Two tasks of six runs at 0 and six at 8, 100 more in the second. Each task's resample draws
+    # its own number of eights, Binomial(12, 1/2), so the mean is 50 + Binomial(24, 1/2) / 3.
+    runs = np.array([[0.0, 100.0], [8.0, 108.0]] * 6)
+    ends = 50 + binom.ppf((0.025, 0.975), 24, 0.5) / 3
+    assert estimate(mean, runs).ci95 == pytest.approx(list(ends))
 
 
 def test_intervals_say_nothing_where_nothing_is_known():
