@@ -99,7 +99,7 @@ def sections(found: dict) -> list[Section]:
     drawn = pictures.draw_curves(found["curves"], found["algos"], units)
     note = "Mean over seeds; band: 95 % bootstrap interval at each evaluation."
     parts += [Section("Learning curves", picture=("curves.png", drawn), caption=[note, measured])]
-    parts += [_sources(found)]
+    parts += [_settings(found), _sources(found)]
     return parts
 
 
@@ -247,6 +247,15 @@ def _profiles(aggregates: dict, measured: str) -> Section:
     drawn = ("profiles.png", pictures.draw_profiles(aggregates))
     caption = ["Bands: 95 % at each τ, stratified bootstrap.", measured]
     return Section("Performance profiles", [note], picture=drawn, caption=caption)
+
+
+def _settings(found: dict) -> Section:
+    rows = [
+        [label, ", ".join(f"{k} {json.dumps(v)}" for k, v in settings.items()) or "–"]
+        for label, settings in found["settings"].items()
+    ]
+    note = "Of the learner, and what was done to the data; a list of values where data sets differ."
+    return Section("Settings", [note], ["algorithm", "settings"], rows)
 
 
 def _sources(found: dict) -> Section:

@@ -31,6 +31,9 @@ TAUS = 81
 PROFILE_RESAMPLES = 1000
 """Bootstrap resamples of a profile's band, which has an interval at each threshold."""
 
+DONE_TO_DATA = ("timeouts", "obs_normalized", "dropped_at_timeouts", "dropped_unknown_successor")
+"""What a result's data says of its treatment; the reward preset is a setting."""
+
 Groups = Mapping[tuple[str, str], Sequence[Result]]
 """(data set, algorithm) -> its seeds."""
 
@@ -53,6 +56,7 @@ def summarise(folder: Path) -> dict:
         "folder": str(folder),
         "datasets": {name: _measured_on(groups, name) for name in datasets},
         "algos": algos,
+        "settings": {label: _settings(groups, label) for label in algos},
         "cells": [_cell(results) for results in groups.values()],
         "aggregates": {report: _aggregate(groups, algos, report) for report in REPORTS},
         "missing": _missing(Path(folder), groups, datasets, algos),
@@ -77,6 +81,19 @@ def _measured_on(groups: Groups, dataset: str) -> dict:
         "data": list(data.values()),
         "steps": sorted({r.steps for r in members}),
     }
+
+
+def _settings(groups: Groups, label: str) -> dict:
+    """Settings of an algorithm, and what was done to its data; a list where data sets differ."""
+    found: dict[str, list] = {}
+    for (_, name), results in groups.items():
+        if name == label:
+            done = {k: results[0].data[k] for k in DONE_TO_DATA if k in results[0].data}
+            for key, value in (results[0].config | done).items():
+                values = found.setdefault(key, [])
+                if value not in values:
+                    values.append(value)
+    return {key: values[0] if len(values) == 1 else values for key, values in found.items()}
 
 
 def _cell(results: Sequence[Result]) -> dict:

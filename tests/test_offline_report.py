@@ -23,9 +23,12 @@ OURS = {
 
 
 @pytest.fixture(autouse=True)
-def fewer_resamples(monkeypatch):
+def fast(monkeypatch, request):
+    """Rougher profiles; only the test of the page itself paints its pictures."""
     monkeypatch.setattr("offline.summary.PROFILE_RESAMPLES", 50)
     monkeypatch.setattr("offline.summary.TAUS", 11)
+    if "page" not in request.node.name:
+        monkeypatch.setattr("offline.pictures._png", lambda figure: b"\x89PNG")
 
 
 def write_bench() -> None:
@@ -119,10 +122,10 @@ def test_every_section_with_figures_names_simulator_and_data():
     found, _ = report.write(X)
     for section in report.sections(found):
         told = " ".join((*section.notes, *section.caption, *sum(map(list, section.rows), [])))
-        if section.title != "Published figures":
+        if section.title not in ("Published figures", "Settings"):
             assert "Hopper-v5 (gymnasium 1.4.0, mujoco 3.17.0)" in told, section.title
             assert "abababababab" in told, section.title
-        if section.title not in ("Published figures", "What was measured"):
+        if section.title not in ("Published figures", "Settings", "What was measured"):
             assert "Not D4RL's: such figures compare with each other alone" in told
     measured = next(s for s in report.sections(found) if s.title == "What was measured")
     assert measured.rows[0][2:] == [
@@ -149,6 +152,18 @@ def test_the_page_stands_alone(monkeypatch):
     kept = json.loads(Path("x/report.json").read_text())
     assert kept["aggregates"] == summarise(X)["aggregates"]
     assert not list(X.rglob("*.tmp"))
+
+
+def test_settings_are_told_and_where_data_sets_differ():
+    for dataset, expectile in (("hopper-medium", 0.7), ("hopper-expert", 0.9)):
+        write_seeds(X, [1.0], dataset=dataset, algo="iql", data={"obs_normalized": True},
+                    config={"batch_size": 256, "expectile": expectile})  # fmt: skip
+    found, _ = report.write(X)
+    assert found["settings"] == {
+        "iql": {"batch_size": 256, "expectile": [0.9, 0.7], "obs_normalized": True}
+    }
+    text = Path("x/report.md").read_text()
+    assert "| iql | batch_size 256, expectile [0.9, 0.7], obs_normalized true |" in text
 
 
 def test_what_is_missing_is_listed_and_left_out_of_aggregates():
