@@ -190,8 +190,7 @@ def _beside(figure: dict) -> str:
     text = f"{figure['mean']:.1f}"
     if figure["std"] is not None:
         text += f" ± {figure['std']:.1f}"
-    kinds = [why.partition(":")[0].removeprefix("other ") for why in figure["obstacles"]]
-    told = [f"other {', '.join(kinds)}"] if kinds else []
+    told = [f"other {', '.join(figure['kinds'])}"] if figure["kinds"] else []
     if figure["unknown"]:
         told.append(f"not stated: {', '.join(figure['unknown'])}")
     return f"{text} {figure['table']}" + (f" ({'; '.join(told)})" if told else "")

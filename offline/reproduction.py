@@ -38,6 +38,11 @@ class Comparison:
     """What the source does not state, so that it could not be checked."""
 
     @property
+    def kinds(self) -> list[str]:
+        """The obstacles in a word each: "simulator", "data", "steps", "seeds", ..."""
+        return [why.partition(":")[0].removeprefix("other ") for why in self.obstacles]
+
+    @property
     def difference(self) -> float:
         """Ours minus published [points]."""
         return self.mean - self.published.mean

@@ -125,6 +125,7 @@ def _beside(results: Sequence[Result], figure: published.Published, report: str)
     keys = ("table", "dataset", "algo", "report", "mean", "std", "seeds", "steps", "source", "note")
     return {key: getattr(figure, key) for key in keys} | {
         "obstacles": list(found.obstacles),
+        "kinds": found.kinds,
         "unknown": list(found.unknown),
         "difference": found.difference,
         "allowed": found.allowed,

@@ -57,6 +57,8 @@ def main(argv: list[str]) -> dict:
         print(f"{line['name']:<{width}}  {line['text']}")
     counts = {v: sum(line["verdict"] == v for line in lines) for v in _verdicts(lines)}
     print(f"{args.table}, {args.report}: " + ", ".join(f"{n} {v}" for v, n in counts.items()))
+    for reason in dict.fromkeys(reason for line in lines for reason in line["obstacles"]):
+        print(f"  {reason}")
     for source in dict.fromkeys(cell.source for cell in cells):
         print(f"published by: {source}")
     config = {"table": args.table, "results": str(args.results), "report": args.report}
@@ -149,7 +151,7 @@ def _line(
         f"difference {found.difference:+.1f}, allowed {found.allowed:.1f}"
     )
     if found.obstacles:
-        text += f"; not comparable: {'; '.join(found.obstacles)}"
+        text += f"; other {', '.join(found.kinds)}"
     if found.unknown:
         text += f"; the source does not state {', '.join(found.unknown)}"
     if judged and found.obstacles:
