@@ -204,7 +204,7 @@ def results_of(job: Job) -> list[Result]:
     """
     from ctrl_rl.runs import BEST_KEY, read_config, read_metrics
     from offline.datasets import locate
-    from offline.scores import played_in
+    from offline.scores import Score, find_reference, played_in
 
     if not (job.folder / "config.json").is_file():
         return []
@@ -212,7 +212,8 @@ def results_of(job: Job) -> list[Result]:
     path, entry = locate(job.plan.dataset)
     origin = "D4RL" if entry else "Minari" if path.is_dir() else "a file of one's own"
     data = {"origin": origin} | {k: v for k, v in config["data"].items() if k != "file"}
-    settings = config["run"] | config["algo_config"]
+    settings, env = config["run"] | config["algo_config"], played_in(config["task"])
+    reference = find_reference({"dataset": config["data"]["dataset"], "task": config["task"]})
     for seed in job.seeds:
         rows = read_metrics(job.folder if len(job.seeds) == 1 else job.folder / f"s{seed}")
         if not rows or rows[-1]["step"] != job.plan.total_steps:
@@ -228,6 +229,7 @@ def results_of(job: Job) -> list[Result]:
             )
         normalized = all(point[2] is not None for point in curve)
         scores = [point[2 if normalized else 1] for point in curve]
+        last = Score(episode_return=curve[-1][1], reference=reference, played_in=env)
         results.append(
             Result(
                 dataset=job.plan.name,
@@ -235,8 +237,8 @@ def results_of(job: Job) -> list[Result]:
                 variant=dict(job.plan.variant),
                 seed=seed,
                 steps=curve[-1][0],
-                env=played_in(config["task"]),
-                comparable=False,  # no simulator of ours is D4RL's, see offline.scores
+                env=env,
+                comparable=last.comparable,
                 normalized=normalized,
                 curve=curve,
                 last=scores[-1],

@@ -101,6 +101,8 @@ def test_every_data_set_meets_every_algorithm_and_settings_reach_it(data, tmp_pa
     assert (plan.algo_config.alpha, plan.algo_config.hidden) == (1.0, (16, 4))
     assert (plan.flags.episodes, plan.algo_config.total_steps, plan.dataset) == (2, 40, data)
     assert found[2].total_steps == 40 and found[2].config["hidden"] == [16, 4]
+    relative = os.path.relpath(data)
+    assert planned(relative, "--algo", "bc") == found[:1]  # a path is the same from anywhere
     assert "total_steps" not in found[2].config and found[1].config["hidden"] == [8]
 
 

@@ -133,6 +133,8 @@ def plan_cells(args: Bench) -> list[Planned]:
     for dataset in args.datasets:
         path, entry = locate(dataset)
         name = entry.dataset if entry else path.stem if path.is_file() else dataset
+        if Path(dataset).expanduser().exists():  # a process of Ray works in another folder
+            dataset = str(path.resolve())
         for text in args.algo.split(","):
             algo, variant = _variant(text)
             own = [w for k, v in variant for w in (f"--algo.{k.replace('_', '-')}", *v.split())]
