@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from offline_results import write_seeds
 
 from offline import report, statistics
 from offline.commands import report as command
 from offline.summary import summarise
-from tests.offline_results import write_seeds
 
 X = Path("x")
 OURS = {

@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+from offline_results import spread, write_seeds
 
 from ctrl_rl import cli, registry
 from offline.commands import reproduce
 from offline.published import NAMES, table
 from offline.registry import COMMANDS
-from tests.offline_results import spread, write_seeds
 
 X = Path("x")
 OURS = {printed: ours for ours, printed in NAMES.items()}

@@ -5,9 +5,9 @@ import json
 from pathlib import Path
 
 import pytest
+from offline_results import result, write_seeds
 
 from offline.results import load, path_of, read, write
-from tests.offline_results import result, write_seeds
 
 
 def test_a_result_comes_back_as_it_was():

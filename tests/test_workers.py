@@ -7,10 +7,10 @@ import sys
 import time
 from pathlib import Path
 
+import jobs
 import pytest
 
 from ctrl_rl import workers
-from tests import jobs
 
 
 def run(*names: str, at_once: int = 2, retries: int = 1) -> list[tuple[str, str | None]]:
@@ -57,11 +57,10 @@ def test_a_killed_job_begins_again_and_counts_once():
 @pytest.fixture
 def waiting():
     """A process that runs two jobs until Ctrl-C, and theirs."""
-    root = Path(__file__).resolve().parent.parent
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.jobs", *(str(Path(n).resolve()) for n in ("a", "b"))],
+        [sys.executable, jobs.__file__, *(str(Path(n).resolve()) for n in ("a", "b"))],
         stderr=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(root), *sys.path])},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )
     until(lambda: all(Path(n).is_file() and Path(n).read_text() for n in ("a", "b")))
     pids = [int(Path(n).read_text()) for n in ("a", "b")]
