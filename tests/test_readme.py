@@ -66,7 +66,8 @@ def faults_of_ctrl_rl(words: list[str]) -> list[str]:
     faults = [f"no task {t}" for t in tasks if t not in registry.names("tasks")]
     if faults:
         return faults
-    first = {"train": tasks, "dataset": rest[:1]}.get(command, [])  # what the flags depend on
+    kinds = {"train": tasks, "dataset": rest[:1], "offline": rest[:1]}
+    first = kinds.get(command, [])  # what the flags depend on
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
         if cli.main([command, *first, "--help"]) != 0:

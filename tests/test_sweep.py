@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ctrl_rl import cli, evaluation
+from ctrl_rl import cli, evaluation, workers
 from ctrl_rl.checkpoints import load_checkpoint
 from ctrl_rl.commands import sweep, train
 from ctrl_rl.commands.sweep import Sweep, plan_cells
@@ -123,7 +123,7 @@ def test_a_run_made_with_other_settings_is_not_gone_on_with(no_pictures):
 
 def test_two_sweeps_do_not_share_a_folder(capsys, monkeypatch):
     monkeypatch.setattr(sweep, "import_ray", lambda: None)
-    with sweep._alone(Path("x").resolve()):
+    with workers.alone(Path("x").resolve(), "sweep"):
         assert cli.main(["sweep", *words()]) == 2
     assert "another sweep is at work in" in capsys.readouterr().err
 

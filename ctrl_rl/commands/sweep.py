@@ -8,17 +8,14 @@ missing: finished cells stand, stopped ones go on.
 Reading order: `Sweep` -> `plan_cells` -> `train_cells` -> `train_cell`, in a worker -> summary.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import itertools
 import json
 import os
 import re
-import sys
 import time
 import traceback
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -27,6 +24,7 @@ import tyro
 
 from ctrl_rl import cli, registry
 from ctrl_rl.commands.train import LIVE, Plan, read_plan
+from ctrl_rl.workers import alone, import_ray, on_ray, written_to
 
 FORMAT = 1
 """Version of summary.json."""
@@ -102,16 +100,16 @@ class Cell:
 def main(args: Sweep) -> dict:
     """Train what is missing, and sum up what there is."""
     cells = plan_cells(args)
-    ray = import_ray()
+    import_ray()
     out = args.out.resolve()
-    with _alone(out):
+    with alone(out, "sweep"):
         todo = [cell for cell in cells if not finished(cell)]
         done = f"{len(cells) - len(todo)} of {len(cells)} cells are finished"
         print(f"{done}; {args.out}", flush=True)
         lines: dict[Cell, str] = {}
         try:
             if todo:
-                train_cells(ray, args, todo, lines)
+                train_cells(args, todo, lines)
         finally:
             summary = summarise(cells, lines)
             (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
@@ -127,20 +125,6 @@ def main(args: Sweep) -> dict:
         "cells": summary["cells"],
         "passed": all(cell["status"] == "finished" for cell in summary["cells"]),
     }
-
-
-def import_ray():
-    """The module.
-
-    Raises:
-        ValueError: Ray is not installed.
-    """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-    except ImportError:
-        raise ValueError("sweep needs Ray: pip install 'ctrl-rl[scale]'") from None
-    return ray
 
 
 # Cells --------------------------------------------------------------------------------------
@@ -251,72 +235,17 @@ def last_figures(cell: Cell) -> dict[str, float] | None:
     return figures if figures and saved else None
 
 
-@contextlib.contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """Two sweeps at once in one folder would train the same runs twice."""
-    out.mkdir(parents=True, exist_ok=True)
-    with open(out / ".lock", "w") as file:
-        try:
-            import fcntl
-        except ImportError:  # Windows has no such locks
-            fcntl = None
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise ValueError(f"another sweep is at work in {out}") from None
-        yield
-
-
 # On Ray -------------------------------------------------------------------------------------
 
 
-def train_cells(ray, args: Sweep, cells: list[Cell], lines: dict[Cell, str]) -> None:
+def train_cells(args: Sweep, cells: list[Cell], lines: dict[Cell, str]) -> None:
     """Train the cells side by side; `lines` gets what went wrong with those that failed."""
-    if args.address is None:
-        ray.init(
-            address="local",
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="ERROR",
-            object_store_memory=100 * 2**20,
-        )
-    else:
-        ray.init(address=args.address, log_to_driver=False, logging_level="ERROR")
-    try:
-        have = ray.cluster_resources()
-        if have.get("CPU", 0) < args.cpus or have.get("GPU", 0) < args.gpus:
-            raise ValueError(
-                f"a cell of {args.cpus} cores and {args.gpus:g} GPUs fits nowhere: Ray has "
-                f"{have.get('CPU', 0):g} cores and {have.get('GPU', 0):g} GPUs"
-            )
-        # A process for each cell: nothing of a run is left over for the next one.
-        remote = ray.remote(
-            num_cpus=args.cpus, num_gpus=args.gpus, max_retries=args.retries, max_calls=1
-        )(train_cell)
-        running = {remote.remote(cell): cell for cell in cells}
-        try:
-            _follow(ray, running, len(cells), lines)
-        except KeyboardInterrupt:
-            print("stopping all cells after their iteration; Ctrl-C again aborts", flush=True)
-            for task in running:
-                ray.cancel(task)  # in the worker as if Ctrl-C was pressed there
-            ray.wait(list(running), num_returns=len(running), timeout=60)
-            raise
-    finally:
-        ray.shutdown()
+    ended = 0
 
-
-def _follow(ray, running: dict, count: int, lines: dict[Cell, str]) -> None:
-    """Wait for all, and say how each ended."""
-    while running:
-        (task,), _ = ray.wait(list(running), num_returns=1)
-        cell = running[task]
-        try:
-            line = ray.get(task)
-        except ray.exceptions.RayError as error:
-            line = f"its worker was killed too often: {type(error).__name__}"
-        del running[task]
+    def done(cell: Cell, line: str | None) -> None:
+        """Say how one ended."""
+        nonlocal ended
+        ended += 1
         figures = last_figures(cell)
         if line is None and figures is None:
             line = "it was stopped" if cell.folder.exists() else "its folder is not seen from here"
@@ -326,7 +255,17 @@ def _follow(ray, running: dict, count: int, lines: dict[Cell, str]) -> None:
         else:
             lines[cell] = line
             said = f"failed: {line}; see {cell.log}"
-        print(f"[{count - len(running)}/{count}] {cell.group} s{cell.seed}: {said}", flush=True)
+        print(f"[{ended}/{len(cells)}] {cell.group} s{cell.seed}: {said}", flush=True)
+
+    on_ray(
+        train_cell,
+        cells,
+        done,
+        address=args.address,
+        cpus=args.cpus,
+        gpus=args.gpus,
+        retries=args.retries,
+    )
 
 
 def train_cell(cell: Cell) -> str | None:
@@ -343,7 +282,7 @@ def train_cell(cell: Cell) -> str | None:
     else:
         words = [*cell.words, "--run-dir", str(folder)]
     cell.log.parent.mkdir(parents=True, exist_ok=True)
-    with _written_to(cell.log):
+    with written_to(cell.log):
         print(f"process {os.getpid()}, {time.strftime('%F %T')}: train {' '.join(words)}")
         try:
             train.main(words)
@@ -352,24 +291,6 @@ def train_cell(cell: Cell) -> str | None:
             kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
             return kind + (" ".join(str(error).split()) or "no reason given")
     return None
-
-
-@contextlib.contextmanager
-def _written_to(path: Path) -> Iterator[None]:
-    """stdout and stderr of this process, also those of libraries in C, at the end of a file."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    kept = os.dup(1), os.dup(2)
-    with open(path, "a") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-        try:
-            with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
-                yield
-        finally:
-            for number, old in enumerate(kept, 1):
-                os.dup2(old, number)
-                os.close(old)
 
 
 # Summary ------------------------------------------------------------------------------------

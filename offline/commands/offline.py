@@ -7,6 +7,9 @@ from ctrl_rl.registry import nearest
 
 SUBCOMMANDS = {
     "train": "offline.commands.train:main",
+    "bench": "offline.commands.bench:main",
+    "report": "offline.commands.report:main",
+    "reproduce": "offline.commands.reproduce:main",
 }
 """Name -> "module:function"; the function takes the words that follow."""
 
