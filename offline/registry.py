@@ -5,6 +5,7 @@ ALGOS = {
     "td3_bc": "offline.td3_bc:",
     "iql": "offline.iql:",
     "cql": "offline.cql:",
+    "por": "offline.por:",
 }
 """A module with `<Name>Config`, `METRICS` and `train(config, data, spec, seeds, run, evaluate)`."""
 
