@@ -6,6 +6,9 @@ ALGOS = {
     "iql": "offline.iql:",
     "cql": "offline.cql:",
     "por": "offline.por:",
+    "awac": "offline.awac:",
+    "rebrac": "offline.rebrac:",
+    "edac": "offline.edac:",
 }
 """A module with `<Name>Config`, `METRICS` and `train(config, data, spec, seeds, run, evaluate)`."""
 

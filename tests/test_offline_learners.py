@@ -33,7 +33,8 @@ def learner(algo, data, seeds=(0,), bounds=((-1.0, -1.0), (1.0, 1.0)), **changes
     """The class `train` uses."""
     made = []
 
-    def keep(learner, *_):
+    def keep(learner, data, *_):
+        learner.data = data  # as `train` prepares it
         made.append(learner)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -55,7 +56,7 @@ def data():
 
 def trained(algo, data, seeds, **changes):
     made = learner(algo, data, seeds, **changes)
-    return made, training.fit(made, data)
+    return made, training.fit(made, made.data)
 
 
 def close(a: dict, b: dict, tolerance: float) -> None:
@@ -80,7 +81,7 @@ def test_seeds_of_a_job_do_not_touch_each_other(algo, data):
     plain, disturbed = (learner(algo, data, (0, 1, 2)) for _ in range(2))
     draws = [torch.Generator().manual_seed(i) for i in range(3)]
     for _ in range(5):
-        batch = data.batch(data.draw(16, draws))
+        batch = plain.data.batch(plain.data.draw(16, draws))
         plain.update(batch)
         other = [x.clone() for x in batch]
         for x in other:
@@ -104,7 +105,7 @@ def test_stopped_and_resumed_equals_uninterrupted_to_the_bit(tmp_path, algo, dat
     def run(name, **options):
         run = Run(tmp_path / name, console=False, eval_every=20, checkpoint_every=10, **options)
         made = learner(algo, data, seeds)
-        rows = training.fit(made, data, run, evaluate).rows
+        rows = training.fit(made, made.data, run, evaluate).rows
         return made.state_dict(), [
             {k: v for k, v in row.items() if not k.startswith("time/")} for row in rows
         ]
@@ -123,7 +124,8 @@ def test_stopped_and_resumed_equals_uninterrupted_to_the_bit(tmp_path, algo, dat
 def test_an_update_moves_every_weight_and_leaves_the_batch_alone(algo, data):
     made = learner(algo, data, (0, 1))
     before = made.state_dict()
-    batch = data.batch(data.draw(16, [torch.Generator().manual_seed(i) for i in range(2)]))
+    draws = [torch.Generator().manual_seed(i) for i in range(2)]
+    batch = made.data.batch(made.data.draw(16, draws))
     copy = [x.clone() for x in batch]
     for _ in range(2):
         figures = made.update(batch)
@@ -150,7 +152,7 @@ def test_the_policy_reads_raw_observations_and_acts_within_bounds(algo, normaliz
     """O-14: statistics travel with the weights; and O-17: bounds of each dimension count."""
     data = random_data(normalize_obs=normalize_obs, offset=500.0, scale=100.0, low=LOW, high=HIGH)
     made = learner(algo, data, (0, 1), (LOW, HIGH))
-    training.fit(made, data)
+    training.fit(made, made.data)
     policy = Policy.from_section(made.policy_section(1))
     raw = 500 + 100 * torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
     action = policy(raw)
@@ -194,7 +196,7 @@ def test_compiled_learns_what_eager_does(algo, data):
     for made in (eager, compiled):
         draws = [torch.Generator().manual_seed(i) for i in range(2)]
         for _ in range(10):
-            made.update(data.batch(data.draw(16, draws)))
+            made.update(made.data.batch(made.data.draw(16, draws)))
     close(eager.policy_section(1), compiled.policy_section(1), 1e-4)
     steps = [value for name, value in compiled.state_dict().items() if name.endswith("_step")]
     assert steps and all(step["compiled"] for step in steps)
