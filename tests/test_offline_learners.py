@@ -23,7 +23,8 @@ def module(algo):
 
 def config(algo, **changes):
     cls = typing.get_type_hints(module(algo).train)["config"]
-    small = {"total_steps": 40, "batch_size": 16, "hidden": (8, 8), "compile": "off"}
+    small = {"total_steps": 40, "batch_size": 16, "hidden": (8, 8), "learning_rate": 3e-4}
+    small["compile"] = "off"
     if hasattr(cls, "execute_hidden"):
         small["execute_hidden"] = (8, 8)
     return cls(**small | changes)
