@@ -194,5 +194,9 @@ def test_fitted_q_is_the_value_of_the_policy_and_not_of_the_data(policy, offset,
                        gamma=GAMMA, polyak=0.05, compile="off")  # fmt: skip
     made = ope.fitted_q(config, data, spec(CELLS), policy, (0, 1))
     assert made.value().tolist() == pytest.approx([expected] * 2, abs=0.05)
+    # One step to the right from the second cell, and then as the policy does: to the end.
+    second = (data.rows[:, 1] > data.rows[:, 0]).nonzero()[:1, 0]
+    onwards = made.q(second, torch.full((1, 1), 0.5)).mean()
+    assert float(onwards) == pytest.approx(GAMMA, abs=0.07)
     alone = ope.fitted_q(config, data, spec(CELLS), policy, (1,))
     assert float(alone.value()) == pytest.approx(float(made.value()[1]), abs=1e-4)
