@@ -36,10 +36,10 @@ GOALS = {"A": (0.5, 0.5), "B": (-0.5, 0.3)}
 SEEDS = (0, 1, 2)
 SETTINGS = {
     "total_steps": 2000,
-    "batch_size": 64,
+    "batch_size": 128,
     "gamma": 0.95,
-    "hidden": (32, 32),
-    "execute_hidden": (64, 64),
+    "hidden": (64, 64),
+    "execute_hidden": (128, 128),
     "value_learning_rate": 1e-3,
     "expectile": 0.7,
     "alpha": 10.0,

@@ -262,6 +262,16 @@ class FQE:
         return (q - y).square().mean(1), q.detach().mean(1)[None]
 
 
+def recorded_value(data: Transitions, gamma: float) -> float:
+    """Mean discounted return of the episodes as they are recorded, rewards as in the file."""
+    column = data.obs_size + data.action_size
+    rows = torch.arange(len(data.rows), device=data.device)
+    episode = torch.searchsorted(data.starts, rows, right=True) - 1
+    age = rows - data.starts[episode]
+    reward = data.raw_reward(data.rows[:, column].double()) * (age < data.lengths[episode])
+    return float((gamma ** age.double() * reward).sum() / len(data.starts))
+
+
 @torch.no_grad()
 def actions_of(
     policy: Callable[[Tensor], Tensor], data: Transitions, at_once: int = 1 << 16

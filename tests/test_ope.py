@@ -5,10 +5,18 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from recorded import episodes, spec
+from recorded import episodes, random_data, spec
 
-from offline import ope
+from ctrl_rl import registry
+from ctrl_rl.runs import Run
+from offline import d4rl, ope
+from offline.bc import BCConfig
+from offline.bc import train as train_bc
+from offline.commands.ope import main
+from offline.decision_transformer import DecisionTransformerConfig
+from offline.decision_transformer import train as train_transformer
 from offline.ope import FQEConfig
+from offline.registry import POLICIES
 from offline.transitions import Transitions
 
 GAMMA = 0.9
@@ -200,3 +208,63 @@ def test_fitted_q_is_the_value_of_the_policy_and_not_of_the_data(policy, offset,
     assert float(onwards) == pytest.approx(GAMMA, abs=0.07)
     alone = ope.fitted_q(config, data, spec(CELLS), policy, (1,))
     assert float(alone.value()) == pytest.approx(float(made.value()[1]), abs=1e-4)
+
+
+@pytest.mark.parametrize("reward", ["raw", "antmaze"])
+def test_the_datas_own_value_by_hand(reward):
+    """1 + 0.5 * 2 and 10 + 0.5 * 20 + 0.25 * 40."""
+    found = episodes(
+        np.zeros((7, 1)), np.zeros((5, 1)), [1.0, 2, 10, 20, 40], [2, 3], [False, True]
+    )
+    data = Transitions.from_episodes(found, reward=reward)
+    assert ope.recorded_value(data, 0.5) == pytest.approx((2 + 30) / 2)
+
+
+@pytest.fixture
+def short(monkeypatch):
+    monkeypatch.setattr("ctrl_rl.curves.draw_run", lambda folder: None)
+
+
+def noise(path):
+    draw = np.random.default_rng(0)
+    found = episodes(
+        draw.normal(size=(210, 3)), draw.uniform(-1, 1, (200, 2)), np.ones(200), np.full(10, 20),
+        np.zeros(10), np.ones(10),
+    )  # fmt: skip
+    d4rl.write(path, found)
+    return Transitions.from_episodes(found)
+
+
+def test_the_command_estimates_a_run(tmp_path, short, capsys):
+    """Reward 1 for ever: 1 / (1 - 0.8), whatever the policy does."""
+    data = noise(tmp_path / "noise.hdf5")
+    bounds = spec(3, (-1.0, -1.0), (1.0, 1.0))
+    train_bc(BCConfig(total_steps=5, hidden=(8,), compile="off"), data, bounds,
+             run=Run(tmp_path / "r", console=False))  # fmt: skip
+    words = "--fqe.gamma 0.8 --fqe.total-steps 300 --fqe.hidden 16 --fqe.batch-size 32 "
+    words += "--fqe.learning-rate 0.01 --fqe.polyak 0.1 --fqe.compile off --seeds 2"
+    found = main([str(tmp_path / "r"), "--dataset", str(tmp_path / "noise.hdf5"), *words.split()])
+    assert found["metrics"]["fitted_q"]["mean"] == pytest.approx(5.0, rel=0.05)
+    assert len(found["values"]) == 2 and found["values"][0] != found["values"][1]
+    # As recorded it ends after 20 steps.
+    assert found["metrics"]["recorded"]["mean"] == pytest.approx((1 - 0.8**20) / 0.2)
+    text = capsys.readouterr().out
+    assert "over 2 seeds" in text and "the data's own: 4.94" in text
+
+
+def test_the_command_refuses_what_it_cannot_judge(tmp_path, short, monkeypatch):
+    names = registry.names
+    monkeypatch.setattr(
+        registry, "names", lambda g: {**names(g), **(POLICIES if g == "policies" else {})}
+    )
+    data = noise(tmp_path / "noise.hdf5")
+    bounds = spec(3, (-1.0, -1.0), (1.0, 1.0))
+    config = DecisionTransformerConfig(total_steps=1, context=2, width=4, layers=1, batch_size=2)
+    train_transformer(config, data, bounds, run=Run(tmp_path / "dt", console=False))
+    with pytest.raises(ValueError, match="its policy has a memory"):
+        main([str(tmp_path / "dt"), "--dataset", str(tmp_path / "noise.hdf5")])
+    other = random_data(obs_size=4)
+    run, wide = Run(tmp_path / "bc", console=False), spec(4, (-1.0, -1.0), (1.0, 1.0))
+    train_bc(BCConfig(total_steps=1, hidden=(4,), compile="off"), other, wide, run=run)
+    with pytest.raises(ValueError, match="of 3 and 2 numbers"):
+        main([str(tmp_path / "bc"), "--dataset", str(tmp_path / "noise.hdf5")])
