@@ -9,10 +9,13 @@ from probes import FollowSignal, LastStepReward
 from recorded import episodes, same
 
 from ctrl_rl.buffers import ReplayBuffer
-from ctrl_rl.runs import Run
-from offline import online, training
+from ctrl_rl.checkpoints import load_checkpoint
+from ctrl_rl.runs import Run, read_metrics
+from offline import d4rl, online, training
 from offline.awac import AWAC, AWACConfig
 from offline.bc import BC, BCConfig
+from offline.commands import online as command
+from offline.commands import train
 from offline.iql import IQL, IQLConfig
 from offline.online import Mixture, OnlineConfig, acting_policy, go_on, longer
 from offline.td3_bc import TD3BC, TD3BCConfig
@@ -160,3 +163,46 @@ def test_playing_finds_what_the_data_do_not_hold():
         found[share] = miss(made), before
     assert found[0.5][0] < 0.3 * found[0.5][1]
     assert found[1.0][0] > 2 * found[0.5][0]
+
+
+def test_the_command_takes_a_run_into_its_task_and_goes_on(tmp_path, our_names, capsys):
+    """Pendulum: stopped and resumed, with the data and the learner of the offline run."""
+    draw = np.random.default_rng(0)
+    found = episodes(
+        draw.normal(size=(210, 3)), draw.uniform(-2, 2, (200, 1)), -np.ones(200), np.full(10, 20),
+        np.zeros(10), np.ones(10),
+    )  # fmt: skip
+    path = tmp_path / "swings.hdf5"
+    d4rl.write(path, dataclasses.replace(found, metadata={"task": "Pendulum-v0"}))
+    small = "--algo.hidden 8 --algo.batch-size 16 --algo.compile off --total-steps 20 --episodes 2"
+    train.main(["--algo", "awac", "--dataset", str(path), *small.split(), "--normalize-obs",
+                "--eval-every", "0", "--run-dir", str(tmp_path / "r")])  # fmt: skip
+    words = [str(tmp_path / "r"), "--online.total-steps", "60", "--online.warmup-steps", "10",
+             "--num-envs", "2", "--episodes", "2", "--eval-every", "0"]  # fmt: skip
+    command.main([*words, "--stop-after", "40"])
+    done = command.main([*words, "--resume"])
+    assert done["task"] == "Pendulum-v0" and done["env_steps"] == 60
+    assert "after 60 env steps" in capsys.readouterr().out
+    assert [row["step"] for row in read_metrics(tmp_path / "r/online")] == [20, 40, 60]
+    last = load_checkpoint(tmp_path / "r/online/checkpoints/last.pt")
+    assert last["policy"]["normalizer"] is not None
+    begun = load_checkpoint(tmp_path / "r/checkpoints/last.pt")["learner"]["state"]
+    steps = [state["learner"]["actor_step"]["optimizer"]["state"][0]["step"]
+             for state in ({"learner": begun}, last["learner"])]  # fmt: skip
+    assert [float(step) for step in steps] == [20, 20 + 50]
+    with open(path, "ab") as file:
+        file.write(b"other")
+    with pytest.raises(ValueError, match="not the data that"):
+        command.main([*words, "--run-dir", str(tmp_path / "x")])
+
+
+def test_the_command_refuses_other_runs(tmp_path, our_names):
+    data, env = followed(), FollowSignal(num_envs=1)
+    for name, learner, message in (
+        ("bc", BC(BCConfig(**SMALL), data, env.spec), "is a run of bc; td3_bc, iql"),
+        ("two", TD3BC(TD3BCConfig(**SMALL), data, env.spec, (0, 1)), "a job of several seeds"),
+    ):
+        data.report["file"] = "/nowhere"
+        training.fit(learner, data, Run(tmp_path / name, console=False))
+        with pytest.raises(ValueError, match=message):
+            command.main([str(tmp_path / name)])

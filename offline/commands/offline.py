@@ -7,6 +7,7 @@ from ctrl_rl.registry import nearest
 
 SUBCOMMANDS = {
     "train": "offline.commands.train:main",
+    "online": "offline.commands.online:main",
     "ope": "offline.commands.ope:main",
 }
 """Name -> "module:function"; the function takes the words that follow."""
