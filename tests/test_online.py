@@ -95,7 +95,7 @@ def test_stopped_and_resumed_equals_uninterrupted_to_the_bit(tmp_path):
     config = OnlineConfig(total_steps=80, warmup_steps=10, renew_every=4)
 
     def play(name, **options):
-        env = FollowSignal(num_envs=2, seed=3)
+        env = LastStepReward(num_envs=2, seed=3)  # episodes of 8 steps, a row is 10 of each
         made = AWAC(AWACConfig(**SMALL), data, env.spec, (1,))
         run = Run(tmp_path / name, console=False, eval_every=40, checkpoint_every=20, **options)
         found = go_on(config, made, data, env, run, lambda p: {
