@@ -85,7 +85,8 @@ def evaluate(
     """Play episodes and measure.
 
     Args:
-        policy: as `load_policy` gives it. Its statistics do not change; its memory begins anew.
+        policy: as `load_policy` gives it. Its statistics do not change; its memory begins anew. One
+            with a method `receive` is told the reward (N,) of each step.
         env: environments of evaluation's own; they are reset first.
         episodes: K.
         deterministic: play the mean action; otherwise sample as in training.
@@ -107,11 +108,14 @@ def evaluate(
     played = torch.zeros(n, dtype=torch.int64, device=env.device)
     running: dict[str, Tensor] = {}  # sums over the steps of each row's present episode
     table: dict[str, Tensor] = {}  # (N, per_env) values of finished episodes
+    receive = getattr(policy, "receive", None)
     obs = env.reset()
     policy.reset()
     while (played < per_env).any():
         action = policy(obs) if deterministic else policy.sample(obs, generator)
         step = env.step(action.to(env.device))
+        if receive is not None:
+            receive(step.reward)
         fault = torch.zeros(n, device=env.device)
         for found in step.info.faults:
             fault[found.row] = 1.0

@@ -65,6 +65,35 @@ class MLP(nn.Module):
         return last(x)
 
 
+class GuidedMLP(nn.Module):
+    """Two networks in a row: a guide names the next observation, the other the action to reach it.
+
+    x -> execute([x | guide(x)]); parameters are those of two `MLP`s, `guide.*` and `execute.*`.
+
+    Args:
+        guide_hidden: widths of the guide's hidden layers.
+        sizes: width of the input x, the other network's hidden layers and the output.
+        activation: a key of `ACTIVATIONS`.
+        generator: source of the initial weights; None for torch's global one.
+    """
+
+    def __init__(
+        self,
+        guide_hidden: Sequence[int],
+        sizes: Sequence[int],
+        activation: str,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        width, *rest = sizes
+        self.guide = MLP((width, *guide_hidden, width), activation, 1.0, generator)
+        self.execute = MLP((2 * width, *rest), activation, 1.0, generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., sizes[0]) to (..., sizes[-1])."""
+        return self.execute(torch.cat([x, self.guide(x)], -1))
+
+
 class EnsembleMLP(nn.Module):
     """E networks of one shape on the same input, each layer one batched product.
 

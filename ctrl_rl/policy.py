@@ -5,7 +5,7 @@ values (`ctrl_rl.networks.MLP`, or `ctrl_rl.memory.RecurrentNet` with "gru" and 
 
     {"format": 1, "kind": one of `KINDS`, "spec": EnvSpec as JSON,
      "group": "actor", "hidden": [128, 128], "activation": "elu",
-     "memory_size": 64, only with "gru" and "lstm",
+     "memory_size": 64, only with "gru" and "lstm", "guide_hidden": [256, 256], only with "guided",
      "normalizer": {"mean", "var", "count", "clip", "epsilon"} | None,
      "bound": "clip" | "tanh" | "none", "weights": {"layers.0.weight": ...},
      "limits": {"low", "high"} (A,), only of a policy with bounds where the spec has none}
@@ -16,7 +16,7 @@ values (`ctrl_rl.networks.MLP`, or `ctrl_rl.memory.RecurrentNet` with "gru" and 
     "squashed_gaussian_mlp"  mean and log_std (2 A,)       log_std                 tanh
     "deterministic_mlp"      action before tanh (A,)       "noise_std" (A,)        tanh
 
-* is mlp, gru or lstm. "tanh" stretches to the bounds of each dimension
+* is mlp, gru or lstm, of a Gaussian also guided. "tanh" stretches to the bounds of each dimension
 (`ctrl_rl.distributions.squash`).
 
 The observation statistics travel with the weights: a section without the key is refused, so that
@@ -31,11 +31,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ctrl_rl import registry
 from ctrl_rl.checkpoints import check_kinds, load_checkpoint
 from ctrl_rl.distributions import squash
 from ctrl_rl.env import Obs
 from ctrl_rl.memory import CELLS, RecurrentNet
-from ctrl_rl.networks import MLP
+from ctrl_rl.networks import MLP, GuidedMLP
 from ctrl_rl.normalize import Normalizer
 from ctrl_rl.runs import find_checkpoint
 from ctrl_rl.spec import Discrete, EnvSpec, spec_differences
@@ -47,6 +48,7 @@ SQUASHED = ("squashed_gaussian_mlp", "deterministic_mlp")
 
 KINDS = (
     *(f"{d}_{net}" for d in ("gaussian", "categorical") for net in ("mlp", *CELLS)),
+    "gaussian_guided",
     *SQUASHED,
 )
 
@@ -100,6 +102,8 @@ class PolicyModule(nn.Module):
         rest = {"activation": section["activation"], "generator": torch.Generator()}
         if self.states:
             self.net = RecurrentNet(cell, section["memory_size"], sizes, **rest)
+        elif cell == "guided":
+            self.net = GuidedMLP(section["guide_hidden"], sizes, **rest)
         else:
             self.net = MLP(sizes, **rest)
         self.net.load_state_dict(section["weights"])
@@ -448,6 +452,9 @@ def load_policy(path: str | Path, checkpoint: str | None = None) -> Policy | Onn
         path = find_checkpoint(path, checkpoint)
     content = load_checkpoint(path, {"step": int, "policy": dict})
     try:
+        kind = content["policy"].get("kind")
+        if kind in registry.names("policies"):  # another package's, with the calls of `Policy`
+            return registry.load("policies", kind).from_section(content["policy"])
         return Policy.from_section(content["policy"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: {_one_line(error)}") from None

@@ -1,12 +1,23 @@
-"""Names of this package's algorithms and commands; see `ctrl_rl.registry`."""
+"""Names of this package's algorithms, planners and commands; see `ctrl_rl.registry`."""
 
 ALGOS = {
     "bc": "offline.bc:",
     "td3_bc": "offline.td3_bc:",
     "iql": "offline.iql:",
     "cql": "offline.cql:",
+    "por": "offline.por:",
+    "awac": "offline.awac:",
+    "rebrac": "offline.rebrac:",
+    "edac": "offline.edac:",
+    "decision_transformer": "offline.decision_transformer:",
 }
 """A module with `<Name>Config`, `METRICS` and `train(config, data, spec, seeds, run, evaluate)`."""
+
+POLICIES = {
+    "decision_transformer": "offline.decision_transformer:ReturnPolicy",
+}
+"""Kind of a policy section -> what `ctrl_rl.load_policy` builds of it: a class with `from_section`,
+and with the calls of `ctrl_rl.policy.Policy`."""
 
 COMMANDS = {
     "dataset": "offline.commands.dataset:main",

@@ -144,7 +144,8 @@ def fit(
         of_loop["time/update_s"] = wall_s
         if run.due("eval", step) and evaluate is not None:
             for i, seed in enumerate(seeds):
-                policy = Policy.from_section(learner.policy_section(i), data.device)
+                kind = getattr(learner, "policy_class", Policy)
+                policy = kind.from_section(learner.policy_section(i), data.device)
                 figures[i] |= evaluate(policy, seed)
         for mine, found in zip(rows, figures, strict=True):
             mine.append({"step": step, **found, **of_loop})

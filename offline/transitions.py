@@ -65,6 +65,10 @@ class Standardization(NamedTuple):
         """(..., d) as in the file -> (..., d) as learners see it."""
         return (obs - self.mean) / (self.std + STD_OFFSET)
 
+    def undo(self, obs: Tensor) -> Tensor:
+        """(..., d) as learners see it -> as in the file."""
+        return obs * (self.std + STD_OFFSET) + self.mean
+
     def section(self) -> dict:
         """As `ctrl_rl.policy` reads it in a policy section under "normalizer"."""
         return {

@@ -62,11 +62,14 @@ def export(
 
     Raises:
         ExportError: the file's answers differ from the policy's by more than `TOLERANCE`.
-        ValueError: a policy that reads another group than "actor".
+        ValueError: a policy that reads another group than "actor", or is no network alone.
     """
     path = Path(path)
     if isinstance(policy, OnnxPolicy):
         raise ValueError("the policy is an exported file already; copy it")
+    if not isinstance(policy, Policy):  # of another package, see `ctrl_rl.registry`
+        raise ValueError(f"a {policy.section()['kind']} policy is played, not exported: it is no "
+                         "network from observation to action")  # fmt: skip
     if policy.group != "actor":
         raise ValueError(f"the policy reads {policy.group!r}; a robot only has 'actor'")
     task_config = task_config or {}

@@ -39,6 +39,18 @@ def cli() -> str:
     return str(script)
 
 
+@pytest.fixture
+def our_names(monkeypatch):
+    """The names of offline algorithms that this checkout has, whatever is installed."""
+    from ctrl_rl import registry
+    from offline.registry import ALGOS
+
+    names = registry.names
+    monkeypatch.setattr(
+        registry, "names", lambda g: {**names(g), **(ALGOS if g == "offline_algos" else {})}
+    )
+
+
 @pytest.fixture(scope="session")
 def test_data() -> Path:
     """Folder of data that is not part of the repository."""

@@ -193,3 +193,23 @@ def test_evaluation_repeats_and_changes_no_statistics():
         step = env.step(policy(obs))
         obs, total = step.obs, total + step.reward.double()
     assert torch.allclose(first.episodes["episode_return"], total, atol=1e-9)
+
+
+def test_a_policy_that_asks_is_told_each_reward_before_it_forgets_an_episode():
+    """Reward 1 per step: what it was told since its episodes began is their age."""
+
+    class Told(Still):
+        def reset(self, rows=None):
+            self.told = torch.zeros(2) if rows is None else self.told.index_fill(0, rows, 0.0)
+
+        def receive(self, reward):
+            self.told = self.told + reward
+
+        def __call__(self, obs):
+            assert torch.equal(self.told, obs["actor"][:, 0])
+            return super().__call__(obs)
+
+    env = Lengths((3,), (5,))
+    policy = Told(env)
+    result = evaluate(policy, env, 4)
+    assert result.episodes["episode_return"].tolist() == [3, 3, 5, 5]

@@ -275,7 +275,7 @@ def test_a_wrong_command_line_is_one_line_and_leaves_nothing(
 
 def test_the_command_has_help_json_and_subcommands(tmp_path, hopper, capsys):
     assert cli.main(["offline"]) == 0
-    assert "train  Train on recorded data" in capsys.readouterr().out
+    assert "train   Train on recorded data" in capsys.readouterr().out
     assert cli.main(["offline", "trian"]) == 2
     assert "unknown subcommand 'trian'; did you mean 'train'?" in capsys.readouterr().err
     with pytest.raises(SystemExit) as leave:

@@ -15,9 +15,13 @@ from recorded import episodes, spec
 
 from ctrl_rl.policy import Policy
 from offline import training
+from offline.awac import AWAC, AWACConfig
 from offline.bc import BC, BCConfig
 from offline.cql import CQL, CQLConfig
+from offline.edac import EDAC, EDACConfig
 from offline.iql import IQL, IQLConfig
+from offline.por import POR, PORConfig
+from offline.rebrac import PairedTransitions, ReBRAC, ReBRACConfig
 from offline.td3_bc import TD3BC, TD3BCConfig
 from offline.transitions import Transitions
 
@@ -44,11 +48,35 @@ LEARNERS = {
         CQLConfig(total_steps=steps, gamma=GAMMA, learning_rate=3e-3, actor_learning_rate=3e-3,
                   polyak=0.02, conservatism=0.01, num_actions=4, hidden=(32, 32), **SHARED),
     ),
+    "por": lambda steps: (
+        POR,
+        PORConfig(total_steps=steps, gamma=GAMMA, learning_rate=3e-3, value_learning_rate=3e-3,
+                  polyak=0.02, expectile=0.95, alpha=50.0, layer_norm=False, hidden=(32, 32),
+                  execute_hidden=(32, 32), **SHARED),
+    ),
+    "awac": lambda steps: (
+        AWAC,
+        AWACConfig(total_steps=steps, gamma=GAMMA, learning_rate=3e-3, polyak=0.02,
+                   inverse_temperature=20.0, hidden=(32, 32), **SHARED),
+    ),
+    "rebrac": lambda steps: (
+        ReBRAC,
+        ReBRACConfig(total_steps=steps, gamma=GAMMA, learning_rate=3e-3, polyak=0.02,
+                     actor_penalty=0.05, critic_penalty=0.0, layer_norm=False, hidden=(32, 32),
+                     **SHARED),
+    ),
+    "edac": lambda steps: (
+        EDAC,
+        EDACConfig(total_steps=steps, gamma=GAMMA, learning_rate=3e-3, polyak=0.02, critics=4,
+                   diversity=0.02, target_entropy=-1.0, hidden=(32, 32), **SHARED),
+    ),
 }  # fmt: skip
 
 
 def learned(algo, data, steps) -> Policy:
     made, config = LEARNERS[algo](steps)
+    if algo == "rebrac":
+        data = PairedTransitions(data)
     learner = made(config, data, spec(data.obs_size))
     training.fit(learner, data)
     return Policy.from_section(learner.policy_section(0))
@@ -150,13 +178,25 @@ def test_the_optimum_of_the_point_is_what_the_equation_says():
 # Learners -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("algo", ["td3_bc", "iql", pytest.param("cql", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "algo",
+    [
+        *("td3_bc", "iql", "awac", "rebrac"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("cql", "por", "edac")),
+    ],
+)
 def test_the_corridor_is_walked_to_the_paying_end(algo):
     assert corridor_value(learned(algo, corridor(), 500)) >= 0.95 * CORRIDOR_BEST
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("algo", "steps"), [("td3_bc", 800), ("iql", 1200), ("cql", 1000)])
+@pytest.mark.parametrize(
+    ("algo", "steps"),
+    [
+        *(("td3_bc", 800), ("iql", 1200), ("cql", 1000), ("por", 800), ("awac", 800)),
+        *(("rebrac", 800), ("edac", 800)),
+    ],
+)
 def test_the_point_is_steered_almost_as_the_equation_says(algo, steps):
     _, p = riccati()
     best = float((p * torch.linspace(-0.6, 0.6, 33).square()).mean())

@@ -10,6 +10,8 @@ SUBCOMMANDS = {
     "bench": "offline.commands.bench:main",
     "report": "offline.commands.report:main",
     "reproduce": "offline.commands.reproduce:main",
+    "online": "offline.commands.online:main",
+    "ope": "offline.commands.ope:main",
 }
 """Name -> "module:function"; the function takes the words that follow."""
 

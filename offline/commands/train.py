@@ -233,11 +233,16 @@ def read_plan(argv: list[str]) -> Plan:
 
 
 def presets(module, dataset: str | None) -> dict:
-    """Settings of the algorithm's source for the data set's family: flags and `--algo.X`."""
+    """Settings of the algorithm's source for the data set, or else for its family.
+
+    Flags and `--algo.X`.
+    """
     from offline.playing import family_of
 
     name = "" if dataset is None else Path(dataset).name if Path(dataset).exists() else dataset
-    return getattr(module, "PRESETS", {}).get(family_of(name), {})
+    known = getattr(module, "PRESETS", {})
+    own = name.removesuffix(".hdf5").replace("_", "-")  # D4RL names its files like this
+    return known.get(own) or known.get(family_of(name), {})
 
 
 def read_saved(folder: Path) -> tuple[dict, Path]:
