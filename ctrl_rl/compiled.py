@@ -8,7 +8,9 @@ reads the other's checkpoints. Their bits differ: a run stays with its mode.
 In a group of processes each computes the gradient of the rows it holds of the minibatch; the mean
 over all rows is what is checked, clipped and applied, on all ranks alike.
 
-The optimiser is Adam (Kingma and Ba, ICLR 2015, arXiv:1412.6980, algorithm 1).
+The optimiser is Adam (Kingma and Ba, ICLR 2015, arXiv:1412.6980, algorithm 1), or any
+`torch.optim.Optimizer`: then the gradient alone may be a compiled graph, and the step is the
+optimiser's own.
 
 Reading order: `Objective` -> `MinibatchStep` -> `pays` -> the compiler's cache.
 """
@@ -32,7 +34,11 @@ BETA1, BETA2 = 0.9, 0.999  # Adam
 Objective = Callable[..., tuple[Tensor, Tensor]]
 """`objective(module, *batch) -> (loss (), stats (K,))`, a pure function of its tensors.
 
-Loss and stats are means over the batch's rows."""
+Loss and stats are means over the batch's rows. A module of S independent networks side by side,
+whose parameters all have a first dimension that S divides, gives loss (S,) and stats (K, S)."""
+
+MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+"""`make_optimizer(parameters) -> optimizer`."""
 
 Adapt = Callable[[Tensor, Tensor], Tensor]
 """`adapt(learning_rate (), stats (K,)) -> learning_rate ()`, before each step."""
@@ -60,6 +66,11 @@ class MinibatchStep:
         epsilon: Adam's; the default as in OpenAI baselines' PPO.
         check_each: look at loss and gradient before each step. False spares the wait for the
             device; the caller then gives `check` the mean of what many steps returned.
+        optimizer: see `MakeOptimizer`; it gets the module's parameters with their shapes. None for
+            Adam. With one, `learning_rate` and `epsilon` have no effect.
+
+    Raises:
+        ValueError: `adapt` is given with an optimiser of its own.
     """
 
     def __init__(
@@ -72,7 +83,10 @@ class MinibatchStep:
         compiled: bool = False,
         epsilon: float = 1e-5,
         check_each: bool = True,
+        optimizer: MakeOptimizer | None = None,
     ) -> None:
+        if adapt is not None and optimizer is not None:
+            raise ValueError("adapt changes the learning rate of Adam, not of another optimizer")
         self.max_grad_norm, self.adapt, self.compiled = max_grad_norm, adapt, compiled
         self.epsilon, self.check_each = epsilon, check_each
         self._bound = _Bound(module, objective)
@@ -87,6 +101,10 @@ class MinibatchStep:
         self._flat = _flatten(self._parameters)
         self._graphs: tuple[Callable, Callable] | None = None
         device = self._flat.device
+        self._foreign = optimizer is not None
+        if optimizer is not None:
+            self.optimizer = optimizer([*self._parameters])
+            return
         self.optimizer = torch.optim.Adam(
             [self._flat],
             lr=torch.tensor(learning_rate, device=device),
@@ -109,7 +127,8 @@ class MinibatchStep:
         """Take one step on a batch, or in a group of processes on this one's rows of it.
 
         Returns:
-            The objective's stats, then the gradient's norm before clipping and the loss (K + 2,).
+            The objective's stats, then the gradient's norm before clipping and the loss (K + 2,),
+            or for S networks (K + 2, S).
 
         Raises:
             Diverged: loss or gradient is not finite; nothing was changed. Not with `check_each`
@@ -122,7 +141,7 @@ class MinibatchStep:
             gradient, stats = self._of_all_ranks(*self._gradient(*batch), rows)
             if self.check_each:
                 self.check(stats)
-            self._eager_adam(gradient, stats)
+            self._eager_step(gradient, stats)
             return stats
         compiled_gradient, compiled_adam = self._graphs
         with torch.no_grad():
@@ -130,33 +149,43 @@ class MinibatchStep:
             gradient, stats = self._of_all_ranks(gradient, stats, rows)
             if self.check_each:
                 self.check(stats)
-            compiled_adam(*self._adam_state(), gradient, stats)
+            if self._foreign:
+                self._eager_step(gradient, stats)
+            else:
+                compiled_adam(*self._adam_state(), gradient, stats)
         return stats
 
     def state_dict(self) -> dict:
-        """Adam's state and the mode; the weights are the module's."""
+        """The optimiser's state and the mode; the weights are the module's."""
         return {"optimizer": self.optimizer.state_dict(), "compiled": self.compiled}
 
     def load_state_dict(self, state: dict) -> None:
         """Continue where `state_dict` was taken, in the mode it was taken in."""
         self.optimizer.load_state_dict(deepcopy(state["optimizer"]))
-        group = self.optimizer.param_groups[0]
-        group["lr"] = group["lr"].to(self._flat.device)
+        if not self._foreign:
+            group = self.optimizer.param_groups[0]
+            group["lr"] = group["lr"].to(self._flat.device)
         self.compiled = state["compiled"]
 
     # Eager ------------------------------------------------------------------------------------
 
     def _gradient(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
         loss, stats = self._bound(*batch)
-        gradient = torch.autograd.grad(loss, self._parameters)
+        gradient = torch.autograd.grad(loss.sum(), self._parameters)
         with torch.no_grad():
             return self._with_norm(gradient, loss, stats)
 
     @torch.no_grad()
-    def _eager_adam(self, gradient: Tensor, stats: Tensor) -> None:
+    def _eager_step(self, gradient: Tensor, stats: Tensor) -> None:
         if self.adapt is not None:
             self.learning_rate.copy_(self.adapt(self.learning_rate, stats))
-        self._flat.grad = self._clip(gradient)
+        gradient = self._clip(gradient)
+        if self._foreign:
+            parts = gradient.split([shape.numel() for shape in self._shapes])
+            for p, part in zip(self._parameters, parts, strict=True):
+                p.grad = part.view(p.shape)
+        else:
+            self._flat.grad = gradient
         self.optimizer.step()
 
     # Compiled ---------------------------------------------------------------------------------
@@ -172,9 +201,10 @@ class MinibatchStep:
 
         def loss(weights):
             named = dict(zip(self._names, weights, strict=True))
-            return functional_call(self._bound, named, batch)
+            value, stats = functional_call(self._bound, named, batch)
+            return value.sum(), (value, stats)
 
-        gradient, (value, stats) = grad_and_value(loss, has_aux=True)(weights)
+        gradient, (_, (value, stats)) = grad_and_value(loss, has_aux=True)(weights)
         return self._with_norm(gradient, value, stats)
 
     def _functional_adam(
@@ -210,6 +240,9 @@ class MinibatchStep:
                 torch._dynamo.maybe_mark_dynamic(x, 0)
         with torch.no_grad():
             gradient, stats = graphs[0](self._flat.detach(), *batch)
+            if self._foreign:
+                self._graphs = graphs
+                return
             flat, *moments = (x.detach().clone() for x in self._adam_state())
             graphs[1](flat, *moments, gradient, stats)
         self._graphs = graphs
@@ -225,7 +258,11 @@ class MinibatchStep:
     @staticmethod
     def _with_norm(gradient, loss: Tensor, stats: Tensor) -> tuple[Tensor, Tensor]:
         flat = torch.cat([g.flatten() for g in gradient])
-        norm = torch.linalg.vector_norm(flat)
+        if loss.ndim:  # networks side by side: each has a norm of its own
+            squares = [g.reshape(len(loss), -1).square().sum(1) for g in gradient]
+            norm = torch.stack(squares).sum(0).sqrt()
+        else:
+            norm = torch.linalg.vector_norm(flat)
         return flat, torch.cat([stats, torch.stack([norm, loss.detach()])])
 
     @staticmethod
@@ -249,9 +286,11 @@ class MinibatchStep:
     @staticmethod
     def check(stats: Tensor) -> None:
         """Raise Diverged unless the last two of `stats`, as a call returns them, are finite."""
-        norm, loss = stats[-2:].tolist()
-        if not abs(norm + loss) < float("inf"):
-            raise Diverged(f"loss {loss:.4g}, gradient norm {norm:.4g}")
+        columns = stats[-2:].reshape(2, -1).T.tolist()
+        for i, (norm, loss) in enumerate(columns):
+            if not abs(norm + loss) < float("inf"):
+                which = f"network {i}: " if len(columns) > 1 else ""
+                raise Diverged(f"{which}loss {loss:.4g}, gradient norm {norm:.4g}")
 
 
 class _Bound(nn.Module):

@@ -209,6 +209,8 @@ class Policy:
     """
 
     def __init__(self, section: dict, device: str | torch.device | None = None) -> None:
+        if folders := section.get("seeds"):  # several seeds learned as one job
+            raise ValueError(f"it holds several policies; name one of {', '.join(folders)}")
         missing = [key for key in _KEYS if key not in section]
         if missing:
             what = "observation statistics" if missing == ["normalizer"] else ", ".join(missing)

@@ -3,14 +3,16 @@
 Run folder:
 
     config.json               everything that was decided, written before training
-    metrics.csv, tensorboard/ one row per logged iteration; x is env steps
+    metrics.csv, tensorboard/ one row per logged iteration; x is env steps, or updates where a
+                              recorded data set takes the place of environments
     checkpoints/last.pt       complete: policy, learner with its generator, environments
     checkpoints/replay-N.pt   the replay buffer that last.pt of env step N names
     checkpoints/best.pt       policy section only, best mean return of an evaluation
     checkpoints/step-N.pt     policy section only
     curves.png, video.mp4, evaluation.json, report.html
 
-Reading order: run folder on disk -> `Run`. How a checkpoint is written: `ctrl_rl.checkpoints`.
+Reading order: run folder on disk -> `Recorded` -> `Run`. How a checkpoint is written:
+`ctrl_rl.checkpoints`.
 """
 
 import csv
@@ -21,6 +23,7 @@ import re
 import shutil
 import signal
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -155,6 +158,21 @@ def read_metrics(folder: Path, up_to: float = math.inf) -> list[dict[str, float]
 # Run ----------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """What an offline run learns from: it stands where `Run.start` else gets an environment."""
+
+    spec: EnvSpec
+    """What the policy reads and gives."""
+    data: dict
+    """Which data ("dataset") and what was done to it, plain JSON values: "data" in config.json. A
+    resumed run must find the same, but for the place of the "file"."""
+    seeds: tuple[int, ...]
+    """Learned side by side."""
+    device: torch.device | str = "cpu"
+    """Where the data lies."""
+
+
 class Run:
     """The log and memory of one training run.
 
@@ -212,6 +230,7 @@ class Run:
         self._init_from = None if init_from is None else Path(init_from)
         self._console = Progress() if console and folder is not None and leads else None
         self._new_folders: list[Path] = []
+        self._unit, self._command = "env steps", "ctrl-rl train"
         if self.folder is not None and leads:
             folders = (self.folder, *self.folder.parents)
             self._new_folders = [f for f in folders if not f.exists()]
@@ -254,7 +273,7 @@ class Run:
             metrics: key -> explanation; a part in angle brackets stands for any name, as in
                 "reward/<term>".
             config: the algorithm's frozen dataclass; `total_steps` gives the length.
-            env: the training environment.
+            env: the training environment, or `Recorded`; then steps are updates.
             algo: name of the algorithm.
             replay_bytes: largest size of what `save` gets as `replay`, in this process.
 
@@ -269,6 +288,8 @@ class Run:
             for k in metrics
         ]
         self.total_steps = config.total_steps
+        if isinstance(env, Recorded):
+            self._unit, self._command = "updates", "ctrl-rl offline train"
         for kind, parts in (("eval", 5), ("checkpoint", 10)):
             if self._every[kind] is None:
                 self._every[kind] = max(self.total_steps // parts, 1)
@@ -294,9 +315,13 @@ class Run:
         (self.folder / "checkpoints").mkdir(exist_ok=True)
         self._open_logs()
         self._catch_signals()
-        num_envs, processes = record["run"]["num_envs"], distributed.world_size()
-        shared = f" in {processes} processes" if processes > 1 else ""
-        self._say(f"{env.spec.task}, {algo}, {num_envs} environments{shared}; {self.folder}")
+        if isinstance(env, Recorded):
+            source = f"{env.data['dataset']}, {algo}"
+        else:
+            num_envs, processes = record["run"]["num_envs"], distributed.world_size()
+            shared = f" in {processes} processes" if processes > 1 else ""
+            source = f"{env.spec.task}, {algo}, {num_envs} environments{shared}"
+        self._say(f"{source}; {self.folder}")
         if self._resume and not self._checkpoint:
             self._say("the run was stopped before its first checkpoint: it begins anew at step 0")
         if self._console:
@@ -430,7 +455,7 @@ class Run:
                 if replay is None or not re.fullmatch(rf"replay-{step}(-rank\d+)?\.pt", path.name):
                     path.unlink()
         except OSError as error:
-            raise _cannot_write(error, self.folder) from error
+            raise _cannot_write(error, self.folder, self._command) from error
 
     def finish(self) -> None:
         """Close the log, draw curves.png and say where everything lies."""
@@ -442,11 +467,11 @@ class Run:
 
         curves.draw_run(self.folder)
         if step >= self.total_steps:
-            self._say(f"finished: {step:,} env steps, {self.folder}")
+            self._say(f"finished: {step:,} {self._unit}, {self.folder}")
         else:
             self._say(
-                f"stopped at {step:,} of {self.total_steps:,} env steps; "
-                f"go on with: ctrl-rl train --resume {self.folder}"
+                f"stopped at {step:,} of {self.total_steps:,} {self._unit}; "
+                f"go on with: {self._command} --resume {self.folder}"
             )
 
     def close(self) -> None:
@@ -472,7 +497,7 @@ class Run:
         try:
             save_checkpoint(path, {"step": step, "replay": replay})
         except OSError as error:
-            raise _cannot_write(error, self._place) from error
+            raise _cannot_write(error, self._place, self._command) from error
         distributed.any_rank(False)
 
     # Inside -----------------------------------------------------------------------------------
@@ -490,15 +515,17 @@ class Run:
 
     def _record(self, config, env, algo: str) -> dict:
         """What config.json holds."""
-        spec = distributed.whole(env.spec)
+        recorded = isinstance(env, Recorded)
+        spec = env.spec if recorded else distributed.whole(env.spec)
         return {
             "format": FORMAT,
             "task": spec.task,
             "algo": algo,
             "run": {
                 **self.settings,
-                "num_envs": spec.num_envs,
-                "seed": getattr(env, "seed", None),
+                "num_envs": None if recorded else spec.num_envs,
+                **({"seeds": env.seeds} if recorded else {}),
+                "seed": env.seeds[0] if recorded else getattr(env, "seed", None),
                 "backend": getattr(env, "backend", None),
                 "device": str(env.device),
                 "torch_threads": torch.get_num_threads(),
@@ -510,6 +537,7 @@ class Run:
             "task_config": dataclasses.asdict(env.config) if hasattr(env, "config") else {},
             "metrics": self.metrics,
             "spec": json.loads(spec.to_json()),
+            **({"data": env.data} if recorded else {}),
             **provenance(),
         }
 
@@ -518,8 +546,10 @@ class Run:
         total, before = (record["algo_config"].get("total_steps", 0) for record in (new, old))
         if total < before:
             raise ValueError(f"total_steps may be raised, not lowered: {before:,}, now {total:,}")
-        free = {"total_steps", "threads", "checkpoint_every"}
-        for part in ("task", "algo", "spec", "algo_config", "task_config", "run"):
+        free = {"total_steps", "threads", "checkpoint_every", "file"}
+        parts = ("task", "algo", "spec", "algo_config", "task_config", "run", "data")
+        old, new = {"data": {}, **old}, {"data": {}, **new}
+        for part in parts:
             if not isinstance(old[part], dict):
                 pairs = [(part, old[part], new[part])]
             else:
@@ -530,9 +560,9 @@ class Run:
             for key, before, now in pairs:
                 if before != now:
                     values = "" if isinstance(now, (dict, list)) else f" ({before!r}, now {now!r})"
+                    hint = "" if new["data"] else " with --init-from to go on from its weights"
                     raise ValueError(
-                        f"{self.folder} {verb} another {key}{values}; start a new run with "
-                        "--init-from to go on from its weights"
+                        f"{self.folder} {verb} another {key}{values}; start a new run{hint}"
                     )
 
     def _open_logs(self) -> None:
@@ -598,10 +628,10 @@ def _own_replay(path: Path) -> Path:
     return path.with_name(f"{path.stem}-rank{rank}{path.suffix}") if rank else path
 
 
-def _cannot_write(error: OSError, folder: Path) -> ValueError:
+def _cannot_write(error: OSError, folder: Path, command: str) -> ValueError:
     return ValueError(
         f"cannot write a checkpoint: {error.strerror or error}; the one before stands. "
-        f"Make room, then: ctrl-rl train --resume {folder}"
+        f"Make room, then: {command} --resume {folder}"
     )
 
 

@@ -1,0 +1,200 @@
+"""Networks of several seeds and several members as one: each layer is one batched product.
+
+A job trains S seeds side by side; an ensemble has E members for each. Their weights lie together,
+seed by seed, so that a layer costs one call whatever S and E are, and no seed touches another:
+gradients of a sum over seeds are each seed's own. Initial weights of a seed come from a generator
+of its own, and are those that it has alone.
+
+Tensors: seeds first, then members: inputs (S, B, in) or (S, E, B, in), outputs (S, E, B, out).
+
+Reading order: `StackedMLP` -> `StackedQ` -> `StackedActor` -> `stream`, `normal`.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ctrl_rl.distributions import squash
+from ctrl_rl.networks import ACTIVATIONS, MLP
+
+
+class StackedMLP(nn.Module):
+    """S times E multilayer perceptrons of one shape.
+
+    Parameters are named `layers.{i}.weight` (S E, in, out) and `layers.{i}.bias` (S E, 1, out), row
+    s E + e for member e of seed s, and start as independent `ctrl_rl.networks.MLP`s do.
+
+    Args:
+        members: E.
+        sizes: width of the input, the hidden layers and the output.
+        activation: a key of `ctrl_rl.networks.ACTIVATIONS`.
+        generators: source of the initial weights of each seed, on the CPU; S of them.
+        last_gain: gain of the last layer.
+        layer_norm: shift and scale the input of each activation to mean 0 and deviation 1 over the
+            layer (Ba et al., arXiv:1607.06450), without parameters of its own.
+
+    Raises:
+        ValueError: an unknown activation, or fewer than two sizes.
+    """
+
+    def __init__(
+        self,
+        members: int,
+        sizes: Sequence[int],
+        activation: str,
+        generators: Sequence[torch.Generator],
+        last_gain: float = 1.0,
+        layer_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        self.seeds, self.members, self.layer_norm = len(generators), members, layer_norm
+        parts = [MLP(sizes, activation, last_gain, g) for g in generators for _ in range(members)]
+        self.activation = ACTIVATIONS[activation]
+        self.layers: Any = nn.ModuleList()
+        for same_layer in zip(*(part.layers for part in parts), strict=True):
+            layer: Any = nn.Module()
+            layer.weight = nn.Parameter(torch.stack([x.weight.detach().T for x in same_layer]))
+            layer.bias = nn.Parameter(torch.stack([x.bias.detach()[None] for x in same_layer]))
+            self.layers.append(layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(S, B, in), the same for all members, or (S, E, B, in), to (S, E, B, out)."""
+        if x.ndim == 3:
+            x = x[:, None].expand(-1, self.members, -1, -1)
+        x = x.reshape(self.seeds * self.members, *x.shape[2:])
+        *hidden, last = self.layers
+        for layer in hidden:
+            x = torch.baddbmm(layer.bias, x, layer.weight)
+            x = self.activation(nn.functional.layer_norm(x, x.shape[-1:]) if self.layer_norm else x)
+        x = torch.baddbmm(last.bias, x, last.weight)
+        return x.view(self.seeds, self.members, *x.shape[1:])
+
+    def weights_of(self, seed: int, member: int = 0) -> dict[str, Tensor]:
+        """Copies of one network's weights, as `ctrl_rl.networks.MLP` names them.
+
+        Args:
+            seed: its place in the job, 0..S-1.
+            member: 0..E-1.
+        """
+        row, found = seed * self.members + member, {}
+        for i, layer in enumerate(self.layers):
+            found[f"layers.{i}.weight"] = layer.weight[row].detach().T.contiguous()
+            found[f"layers.{i}.bias"] = layer.bias[row, 0].detach().clone()
+        return found
+
+
+class StackedQ(nn.Module):
+    """Action values of an observation and an action, which enters scaled to -1..1.
+
+    Args:
+        members: E; 2 for a twin critic.
+        obs_size: columns of the observation.
+        low: (A,) finite bounds of the action, in its units.
+        high: (A,)
+        hidden: widths of the hidden layers.
+        activation: a key of `ctrl_rl.networks.ACTIVATIONS`.
+        generators: source of the initial weights of each seed.
+        layer_norm: as in `StackedMLP`.
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(
+        self,
+        members: int,
+        obs_size: int,
+        low: Tensor,
+        high: Tensor,
+        hidden: Sequence[int],
+        activation: str,
+        generators: Sequence[torch.Generator],
+        layer_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        sizes = (obs_size + len(low), *hidden, 1)
+        self.net = StackedMLP(members, sizes, activation, generators, 1.0, layer_norm)
+        self.register_buffer("low", low, persistent=False)
+        self.register_buffer("high", high, persistent=False)
+
+    def forward(self, obs: Tensor, action: Tensor) -> Tensor:
+        """(S, B, d) and (S, B, A) in action units to (S, E, B)."""
+        scaled = (2 * action - (self.high + self.low)) / (self.high - self.low)
+        return self.net(torch.cat([obs, scaled], -1))[..., 0]
+
+
+class StackedActor(nn.Module):
+    """Deterministic policies, or the means of normal ones, squashed to the action's bounds.
+
+    Args:
+        obs_size: columns of the observation.
+        low: (A,) finite bounds of the action, in its units.
+        high: (A,)
+        hidden: widths of the hidden layers.
+        activation: a key of `ctrl_rl.networks.ACTIVATIONS`.
+        generators: source of the initial weights of each seed.
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(
+        self,
+        obs_size: int,
+        low: Tensor,
+        high: Tensor,
+        hidden: Sequence[int],
+        activation: str,
+        generators: Sequence[torch.Generator],
+    ) -> None:
+        super().__init__()
+        self.hidden, self.activation = tuple(hidden), activation
+        sizes = (obs_size, *hidden, len(low))
+        self.net = StackedMLP(1, sizes, activation, generators, 0.01)
+        self.register_buffer("low", low, persistent=False)
+        self.register_buffer("high", high, persistent=False)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """(S, B, d) to (S, B, A) in action units."""
+        return squash(self.net(obs)[:, 0], self.low, self.high)
+
+    def section(self, seed: int, noise_std: Tensor, spec, normalizer) -> dict:
+        """One seed's policy as `ctrl_rl.policy.Policy.from_section` reads it.
+
+        Args:
+            seed: its place in the job.
+            noise_std: (A,) deviation of a sampled action from the deterministic one, in its units.
+            spec: the contract of the environment it acts in.
+            normalizer: of `Transitions`: what was done to the observations.
+        """
+        return {
+            "format": 1,
+            "kind": "deterministic_mlp",
+            "spec": spec.to_json(),
+            "group": "actor",
+            "hidden": list(self.hidden),
+            "activation": self.activation,
+            "normalizer": None if normalizer is None else normalizer.section(),
+            "bound": "tanh",
+            "weights": self.net.weights_of(seed),
+            "noise_std": noise_std.detach().clone(),
+        }
+
+
+def stream(seed: int, name: str, device: torch.device | str = "cpu") -> torch.Generator:
+    """A seed's generator for one purpose; no two pairs of seed and name share a stream."""
+    digest = hashlib.blake2b(f"{name}:{seed}".encode(), digest_size=8).digest()
+    return torch.Generator(device).manual_seed(int.from_bytes(digest, "big") >> 1)
+
+
+def normal(generators: Sequence[torch.Generator], *shape: int) -> Tensor:
+    """Standard normal (S, *shape), each seed's part from its own generator."""
+    return torch.stack([torch.randn(shape, generator=g, device=g.device) for g in generators])
+
+
+def uniform(generators: Sequence[torch.Generator], *shape: int) -> Tensor:
+    """Uniform in 0..1 (S, *shape), each seed's part from its own generator."""
+    return torch.stack([torch.rand(shape, generator=g, device=g.device) for g in generators])
