@@ -31,6 +31,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ctrl_rl import registry
 from ctrl_rl.checkpoints import load_checkpoint
 from ctrl_rl.distributions import squash
 from ctrl_rl.env import Obs
@@ -447,6 +448,9 @@ def load_policy(path: str | Path, checkpoint: str | None = None) -> Policy | Onn
         path = find_checkpoint(path, checkpoint)
     content = load_checkpoint(path, {"step": int, "policy": dict})
     try:
+        kind = content["policy"].get("kind")
+        if kind in registry.names("policies"):  # another package's, with the calls of `Policy`
+            return registry.load("policies", kind).from_section(content["policy"])
         return Policy.from_section(content["policy"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: {_one_line(error)}") from None

@@ -67,6 +67,11 @@ def export(
     path = Path(path)
     if isinstance(policy, OnnxPolicy):
         raise ValueError("the policy is an exported file already; copy it")
+    if not isinstance(policy, Policy):
+        raise ValueError(
+            f"a {type(policy).__name__} draws plans in a loop, which one ONNX graph cannot hold; "
+            "play it with ctrl-rl eval or ctrl_rl.evaluate"
+        )
     if policy.group != "actor":
         raise ValueError(f"the policy reads {policy.group!r}; a robot only has 'actor'")
     task_config = task_config or {}
