@@ -60,17 +60,28 @@ class StackedMLP(nn.Module):
             layer.bias = nn.Parameter(torch.stack([x.bias.detach()[None] for x in same_layer]))
             self.layers.append(layer)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(S, B, in), the same for all members, or (S, E, B, in), to (S, E, B, out)."""
+    def forward(self, x: Tensor, members: int | None = None) -> Tensor:
+        """(S, B, in), the same for all members, or (S, E, B, in), to (S, E, B, out).
+
+        With `members` the first so many of them alone are asked, which take their place as E.
+        """
+        count = self.members if members is None else members
         if x.ndim == 3:
-            x = x[:, None].expand(-1, self.members, -1, -1)
-        x = x.reshape(self.seeds * self.members, *x.shape[2:])
+            x = x[:, None].expand(-1, count, -1, -1)
+        x = x.reshape(self.seeds * count, *x.shape[2:])
         *hidden, last = self.layers
         for layer in hidden:
-            x = torch.baddbmm(layer.bias, x, layer.weight)
+            x = torch.baddbmm(self._first(layer.bias, count), x, self._first(layer.weight, count))
             x = self.activation(nn.functional.layer_norm(x, x.shape[-1:]) if self.layer_norm else x)
-        x = torch.baddbmm(last.bias, x, last.weight)
-        return x.view(self.seeds, self.members, *x.shape[1:])
+        x = torch.baddbmm(self._first(last.bias, count), x, self._first(last.weight, count))
+        return x.view(self.seeds, count, *x.shape[1:])
+
+    def _first(self, parameter: Tensor, members: int) -> Tensor:
+        """Rows of the first members of each seed."""
+        if members == self.members:
+            return parameter
+        parts = parameter.view(self.seeds, self.members, *parameter.shape[1:])
+        return parts[:, :members].flatten(0, 1)
 
     def weights_of(self, seed: int, member: int = 0) -> dict[str, Tensor]:
         """Copies of one network's weights, as `ctrl_rl.networks.MLP` names them.
@@ -120,10 +131,10 @@ class StackedQ(nn.Module):
         self.register_buffer("low", low, persistent=False)
         self.register_buffer("high", high, persistent=False)
 
-    def forward(self, obs: Tensor, action: Tensor) -> Tensor:
-        """(S, B, d) and (S, B, A) in action units to (S, E, B)."""
+    def forward(self, obs: Tensor, action: Tensor, members: int | None = None) -> Tensor:
+        """(S, B, d) and (S, B, A) in action units to (S, E, B), or of the first `members`."""
         scaled = (2 * action - (self.high + self.low)) / (self.high - self.low)
-        return self.net(torch.cat([obs, scaled], -1))[..., 0]
+        return self.net(torch.cat([obs, scaled], -1), members)[..., 0]
 
 
 class StackedActor(nn.Module):

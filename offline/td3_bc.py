@@ -37,12 +37,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ctrl_rl.compiled import MakeOptimizer, MinibatchStep, pays
-from ctrl_rl.networks import ACTIVATIONS, action_bounds
+from ctrl_rl.compiled import MakeOptimizer, MinibatchStep
+from ctrl_rl.networks import action_bounds
 from ctrl_rl.runs import Run
 from ctrl_rl.spec import EnvSpec
 from offline import training
 from offline.networks import StackedActor, StackedQ, normal, stream
+from offline.settings import check_settings, compiles
 from offline.training import Evaluate, fit
 from offline.transitions import Batch, Transitions
 
@@ -94,21 +95,12 @@ class TD3BCConfig:
     """"on", "off", or "auto": compile the update if the run is long enough to gain from it."""
 
     def __post_init__(self) -> None:
-        at_least_one = ("total_steps", "batch_size", "policy_delay")
         not_negative = ("alpha", "target_noise", "noise_clip")
-        checks = [(name, getattr(self, name) >= 1, "at least 1") for name in at_least_one]
-        checks += [(n, 0 <= getattr(self, n) < math.inf, "0 or more") for n in not_negative]
-        checks += [
-            ("learning_rate", 0 < self.learning_rate < math.inf, "positive"),
-            ("gamma", 0 <= self.gamma <= 1, "in 0..1"),
-            ("polyak", 0 < self.polyak <= 1, "above 0 and at most 1"),
-            ("hidden", bool(self.hidden) and min(self.hidden) >= 1, "positive widths"),
-            ("activation", self.activation in ACTIVATIONS, f"one of {', '.join(ACTIVATIONS)}"),
-            ("compile", self.compile in ("auto", "on", "off"), "auto, on or off"),
-        ]
-        for name, good, wanted in checks:
-            if not good:
-                raise ValueError(f"{name} must be {wanted}, not {getattr(self, name)!r}")
+        check_settings(
+            self,
+            ("policy_delay", self.policy_delay >= 1, "at least 1"),
+            *((n, 0 <= getattr(self, n) < math.inf, "0 or more") for n in not_negative),
+        )
 
 
 # Losses -------------------------------------------------------------------------------------
@@ -180,11 +172,8 @@ class TD3BC:
         self.target_actor = deepcopy(self.actor).requires_grad_(False)
         self.target_critic = deepcopy(self.critic).requires_grad_(False)
         self.noise = [stream(seed, "noise", self.device) for seed in seeds]
-        compiled = config.compile == "on" or (
-            config.compile == "auto" and pays(config.total_steps, config.batch_size, config.hidden)
-        )
         step = lambda module, objective, optimizer=None: MinibatchStep(  # noqa: E731
-            *(module, objective, config.learning_rate, None, None, compiled, 1e-8),
+            *(module, objective, config.learning_rate, None, None, compiles(config), 1e-8),
             check_each=False,
             optimizer=optimizer,
         )
@@ -261,7 +250,7 @@ class TD3BC:
         """L_pi of a minibatch and the distance from the data."""
         chosen = actor(obs)
         far = distance(chosen, action, actor.low, actor.high)
-        loss = actor_loss(self.critic(obs, chosen)[:, 0], far, self.config.alpha)
+        loss = actor_loss(self.critic(obs, chosen, members=1)[:, 0], far, self.config.alpha)
         return loss, far.detach()[None]
 
 

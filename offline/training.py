@@ -21,7 +21,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -65,10 +65,13 @@ class Learner(Protocol):
     """Every key that is logged, with its meaning."""
     stats: tuple[str, ...]
     """Keys of what `update` returns, in its order."""
-    config: object
-    """A frozen dataclass with `total_steps` and `batch_size`."""
     spec: EnvSpec
     seeds: tuple[int, ...]
+
+    @property
+    def config(self) -> Any:
+        """A frozen dataclass with `total_steps` and `batch_size`."""
+        ...
 
     def update(self, batch: Batch) -> Tensor:
         """One step on (S, B, ...) transitions; figures (K, S) named by `stats`, on the device."""

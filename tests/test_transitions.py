@@ -115,6 +115,7 @@ def test_standardised_by_hand_and_undone_by_the_policy_section():
     raw = torch.from_numpy(episodes.obs[:2])
     torch.testing.assert_close(data.normalizer(raw), data.rows[:2, :2], rtol=1e-4, atol=1e-4)
     saved = data.normalizer.section()
+    assert saved["var"].tolist() == pytest.approx([(started.std() + 1e-3) ** 2] * 2, rel=1e-6)
     policy = Normalizer(2, saved["clip"], saved["epsilon"])
     policy.load_state_dict({k: saved[k] for k in ("mean", "var", "count")})
     torch.testing.assert_close(policy(raw), data.rows[:2, :2], rtol=1e-3, atol=1e-4)

@@ -1,0 +1,173 @@
+"""Data sets by name: D4RL's table, the cache, and `load`, which takes an id or a path.
+
+`data/d4rl_scores.csv` holds D4RL's ids with reference scores, addresses, sizes and step limits; its
+first line names the source. The cache is D4RL's own: the folder `D4RL_DATASET_DIR`, by default
+~/.d4rl/datasets, with each file under the last part of its address. Minari's is
+`MINARI_DATASETS_PATH`, by default ~/.minari/datasets.
+
+Reading order: `D4RLEntry`, `d4rl_table` -> `locate` -> `load`.
+"""
+
+import csv
+import hashlib
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+
+from ctrl_rl.registry import NotFound, nearest
+from offline import d4rl, minari
+from offline.episodes import Episodes
+
+MINARI_ID = re.compile(r"[-\w]+(/[-\w]+)*-v\d+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class D4RLEntry:
+    """A data set that D4RL names; None where its table has no number."""
+
+    dataset: str
+    family: str
+    """gym, antmaze, maze2d, adroit, kitchen, bullet, minigrid, flow or carla."""
+    ref_min: float | None
+    """Episode return that counts as score 0: a random policy."""
+    ref_max: float | None
+    """Episode return that counts as score 100: an expert."""
+    episode_length: int | None
+    """Step limit of an episode."""
+    obs_size: int | None
+    action_size: int | None
+    action_bound: float | None
+    """Actions are within plus and minus this."""
+    url: str
+
+    @property
+    def file_name(self) -> str:
+        """Name in the cache: the last part of the address, as D4RL itself has it."""
+        return self.url.rpartition("/")[2]
+
+
+@lru_cache
+def d4rl_table() -> dict[str, D4RLEntry]:
+    """Id -> entry, in the table's order."""
+    text = (files("offline") / "data" / "d4rl_scores.csv").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    number = lambda kind, value: kind(value) if value else None  # noqa: E731
+    return {
+        row["dataset"]: D4RLEntry(
+            dataset=row["dataset"],
+            family=row["family"],
+            ref_min=number(float, row["ref_min"]),
+            ref_max=number(float, row["ref_max"]),
+            episode_length=number(int, row["episode_length"]),
+            obs_size=number(int, row["obs_size"]),
+            action_size=number(int, row["action_size"]),
+            action_bound=number(float, row["action_bound"]),
+            url=row["url"],
+        )
+        for row in csv.DictReader(lines)
+    }
+
+
+def d4rl_folder() -> Path:
+    """Where D4RL's files lie."""
+    return Path(os.environ.get("D4RL_DATASET_DIR") or "~/.d4rl/datasets").expanduser()
+
+
+def minari_folder() -> Path:
+    """Where Minari's data sets lie."""
+    return Path(os.environ.get("MINARI_DATASETS_PATH") or "~/.minari/datasets").expanduser()
+
+
+def is_minari_id(name: str) -> bool:
+    """Whether it is written as one, (namespace/)name-vN, and is not D4RL's."""
+    return name not in d4rl_table() and MINARI_ID.fullmatch(name) is not None
+
+
+def locate(dataset: str | Path) -> tuple[Path, D4RLEntry | None]:
+    """Where a data set lies, and D4RL's entry if it is one of theirs.
+
+    A path goes first; a file that has the very name of a D4RL file is taken for that.
+
+    Raises:
+        NotFound: neither a path nor a known id, with the nearest id.
+        ValueError: a known id whose data is not on this machine.
+    """
+    name, path = str(dataset), Path(dataset).expanduser()
+    table = d4rl_table()
+    if path.exists():
+        by_file = {entry.file_name: entry for entry in table.values()}
+        return path, by_file.get(path.name)
+    if name in table:
+        path = d4rl_folder() / table[name].file_name
+        if not path.is_file():
+            raise ValueError(f"{name} is not in {d4rl_folder()}; ctrl-rl dataset download {name}")
+        return path, table[name]
+    if (minari_folder() / name / "data").is_dir():
+        return minari_folder() / name, None
+    if isinstance(dataset, Path) or path.suffix or name.startswith((".", "/", "~")):
+        raise NotFound(f"{name} does not exist")
+    if "/" in name and is_minari_id(name):
+        raise ValueError(f"{name} is not in {minari_folder()}; ctrl-rl dataset download {name}")
+    raise NotFound(f"unknown data set {name!r}, and no such path{nearest(name, table)}")
+
+
+def load(
+    dataset: str | Path,
+    *,
+    infos: Sequence[str] | bool = (),
+    episode_length: int | None = None,
+    obs_keys: Sequence[str] | None = None,
+) -> Episodes:
+    """Read a data set and check every number of it.
+
+    Args:
+        dataset: an id of D4RL or Minari, a D4RL-style file, or a Minari folder.
+        infos: names of infos to read too; True for all.
+        episode_length: where a file does not say where episodes were cut; None for D4RL's own
+            limit, if it is one of theirs.
+        obs_keys: parts of a Minari data set's dict observation, in the order wanted.
+
+    Returns:
+        Episodes whose metadata names `dataset`, `file` and, for a file, its `sha256`.
+
+    Raises:
+        ValueError: it is not there, not of a known form, or something in it is wrong.
+    """
+    path, entry = locate(dataset)
+    if path.is_dir():
+        if not minari.is_dataset(path):
+            raise ValueError(f"{path} is a folder without data/metadata.json: no Minari data set")
+        if episode_length is not None:
+            raise ValueError(f"{path} says where its episodes end: it takes no episode length")
+        episodes = minari.read(path, infos=infos, obs_keys=obs_keys)
+        episodes.metadata.setdefault("dataset", episodes.metadata.get("dataset_id", path.name))
+        return episodes
+    if obs_keys is not None:
+        raise ValueError(f"{path} has one array of observations, so there are no parts to choose")
+    widths, bounds = (None, None), None
+    if entry is not None:
+        widths = (entry.obs_size, entry.action_size)
+        if entry.action_bound is not None:
+            bounds = (-entry.action_bound, entry.action_bound)
+        if (
+            episode_length is None and entry.family != "kitchen"
+        ):  # its demonstrations end themselves
+            episode_length = entry.episode_length
+    episodes = d4rl.read(
+        path, infos=infos, episode_length=episode_length, widths=widths, action_bounds=bounds
+    )
+    if entry is not None:
+        episodes.metadata["dataset"] = entry.dataset
+    episodes.metadata.setdefault("dataset", path.stem)
+    episodes.metadata["sha256"] = file_sha256(path)
+    return episodes
+
+
+def file_sha256(path: Path) -> str:
+    """Checksum of a file's bytes."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,44 @@
+"""What the settings of all offline learners have in common: their checks, and when to compile."""
+
+import math
+from typing import Any
+
+from ctrl_rl.compiled import pays
+from ctrl_rl.networks import ACTIVATIONS
+
+
+def check_settings(config: Any, *more: tuple[str, bool, str]) -> None:
+    """Refuse a wrong value of a field that learners share, or of one that `more` names.
+
+    Args:
+        config: a learner's frozen dataclass.
+        more: of its own fields: name, whether the value is good, what is wanted.
+
+    Raises:
+        ValueError: the first such field.
+    """
+    checks = {
+        "total_steps": (lambda x: x >= 1, "at least 1"),
+        "batch_size": (lambda x: x >= 1, "at least 1"),
+        "learning_rate": (lambda x: 0 < x < math.inf, "positive"),
+        "gamma": (lambda x: 0 <= x <= 1, "in 0..1"),
+        "polyak": (lambda x: 0 < x <= 1, "above 0 and at most 1"),
+        "hidden": (lambda x: bool(x) and min(x) >= 1, "positive widths"),
+        "activation": (lambda x: x in ACTIVATIONS, f"one of {', '.join(ACTIVATIONS)}"),
+        "compile": (lambda x: x in ("auto", "on", "off"), "auto, on or off"),
+    }
+    found = [
+        (name, good(getattr(config, name)), wanted)
+        for name, (good, wanted) in checks.items()
+        if hasattr(config, name)
+    ]
+    for name, good, wanted in (*found, *more):
+        if not good:
+            raise ValueError(f"{name} must be {wanted}, not {getattr(config, name)!r}")
+
+
+def compiles(config: Any) -> bool:
+    """Whether the updates of a learner with these settings are to be compiled."""
+    if config.compile != "auto":
+        return config.compile == "on"
+    return pays(config.total_steps, config.batch_size, config.hidden)
