@@ -257,7 +257,7 @@ class Diffuser:
         }
 
     def state_dict(self) -> dict:
-        """Everything that decides the future of training, as a copy."""
+        """Everything that decides the future of training but what is drawn, as a copy."""
         return deepcopy(
             {
                 "models": self.models.state_dict(),
@@ -265,7 +265,6 @@ class Diffuser:
                 "average": self.average.state_dict(),
                 "model_step": self.model_step.state_dict(),
                 "net_step": self.net_step.state_dict(),
-                "generator": self.generator.get_state(),
                 "updates": self.updates,
             }
         )
@@ -274,7 +273,6 @@ class Diffuser:
         """Continue exactly where `state_dict` was taken."""
         for name in ("models", "net", "average", "model_step", "net_step"):
             getattr(self, name).load_state_dict(state[name])
-        self.generator.set_state(state["generator"])
         self.updates = state["updates"]
 
 
@@ -309,6 +307,7 @@ def fit(learner: Diffuser, run: Run | None = None) -> Run:
     run.start(learner.metrics, config, source, learner.name)
     if saved := run.restore():
         learner.load_state_dict(saved["learner"])
+        learner.generator.set_state(saved["env"]["generator"])
     while learner.updates < config.total_steps and not run.stopping(learner.updates):
         began, first, found = time.perf_counter(), learner.updates, {}
         for _ in range(min(LOG_EVERY, config.total_steps - first)):
@@ -325,7 +324,8 @@ def fit(learner: Diffuser, run: Run | None = None) -> Run:
         figures["time/updates_per_s"] = (step - first) / (time.perf_counter() - began)
         run.log(step, figures)
         if run.due("checkpoint", step):
-            run.save(step, learner.policy_section(), learner.state_dict(), {})
+            drawn = {"generator": learner.generator.get_state()}
+            run.save(step, learner.policy_section(), learner.state_dict(), drawn)
     run.finish()
     return run
 
@@ -467,14 +467,9 @@ class Planner:
             z: context of each (B, Z).
         """
         config, guides, d = self.config, self.config.plan, obs.shape[1]
-        gradient = None
-        if guides.return_scale or guides.dynamics_scale:
-            gradient = lambda plan: guide_gradient(  # noqa: E731
-                self.models, plan, z, d, config.gamma, guides
-            )
         plan = draw_plans(
             lambda x, k: self._predict(x, k, z),
-            gradient,
+            lambda plan: guide_gradient(self.models, plan, z, d, config.gamma, guides),
             self.scale.apply(obs),
             (config.horizon, d + self.spec.action_size),
             (self.scale.low, self.scale.high),

@@ -206,6 +206,8 @@ def guide_gradient(
     models: Models, plan: Tensor, z: Tensor, obs_size: int, gamma: float, config: PlanConfig
 ) -> Tensor:
     """Gradient (B, H, D) of alpha_ret J_ret + alpha_dyn J_dyn; 0 at the first observation."""
+    if not (config.return_scale or config.dynamics_scale):
+        return torch.zeros_like(plan)
     with torch.enable_grad():
         plan = plan.detach().requires_grad_()
         aim = torch.zeros((), device=plan.device)
@@ -225,7 +227,7 @@ def guide_gradient(
 @torch.no_grad()
 def draw_plans(
     predict: Callable[[Tensor, Tensor], Tensor],
-    gradient: Callable[[Tensor], Tensor] | None,
+    gradient: Callable[[Tensor], Tensor],
     first_obs: Tensor,
     shape: tuple[int, int],
     bounds: tuple[Tensor, Tensor],
@@ -237,7 +239,7 @@ def draw_plans(
 
     Args:
         predict: tau_hat from noisy plans (B, H, D) and diffusion steps (B,).
-        gradient: of the guides at tau_hat; None for none.
+        gradient: of the guides at tau_hat.
         first_obs: where each plan begins.
         shape: (H, D).
         bounds: least and largest value of each column (D,), to which tau_hat is clamped.
@@ -246,14 +248,14 @@ def draw_plans(
         generator: of all noise.
     """
     size = (len(first_obs), *shape)
-    device, obs_size = first_obs.device, first_obs.shape[1]
+    device = first_obs.device
     draw = lambda: torch.randn(size, generator=generator, device=device)  # noqa: E731
     x = _with_first(draw(), first_obs)
     for k in range(len(schedule.alpha_bar) - 1, 0, -1):
         clean = predict(x, torch.full((len(x),), k, device=device)).clamp(*bounds)
         clean = _with_first(clean, first_obs)
         x = schedule.of_clean[k] * clean + schedule.of_noisy[k] * x
-        if gradient is not None and k > config.unguided_steps:
+        if k > config.unguided_steps:
             shift = torch.zeros_like(clean)
             for _ in range(config.guide_steps):
                 shift = shift + schedule.variance[k] * gradient(clean + shift)
@@ -261,7 +263,6 @@ def draw_plans(
         if k > 1:
             x = x + config.temperature * schedule.variance[k].sqrt() * draw()
         x = _with_first(x, first_obs)
-    assert x.shape[2] >= obs_size
     return x
 
 

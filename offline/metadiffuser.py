@@ -153,7 +153,7 @@ class MetaDiffuser(Diffuser):
             self.labels[task] = self.models.encode(contexts)
 
     def state_dict(self) -> dict:
-        """Everything that decides the future of training, as a copy."""
+        """Everything that decides the future of training but what is drawn, as a copy."""
         return {**super().state_dict(), "labels": self.labels.clone()}
 
     def load_state_dict(self, state: dict) -> None:

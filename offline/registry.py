@@ -1,4 +1,4 @@
-"""Names of this package's algorithms and commands; see `ctrl_rl.registry`."""
+"""Names of this package's algorithms, planners and commands; see `ctrl_rl.registry`."""
 
 ALGOS = {
     "bc": "offline.bc:",
@@ -7,3 +7,10 @@ ALGOS = {
     "cql": "offline.cql:",
 }
 """A module with `<Name>Config`, `METRICS` and `train(config, data, spec, seeds, run, evaluate)`."""
+
+POLICIES = {
+    "diffuser": "offline.diffuser:Planner",
+    "metadiffuser": "offline.metadiffuser:MetaPlanner",
+}
+"""Kind of a policy section -> what `ctrl_rl.load_policy` builds of it: a class with `from_section`,
+and with the calls of `ctrl_rl.policy.Policy`."""
