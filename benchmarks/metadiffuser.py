@@ -48,6 +48,7 @@ FAMILIES = {
         "algo": "ppo",
         "algo_config": {"total_steps": 25_600},
         "episodes": 8,
+        "uniform_episodes": 40,
         "seeds": 5,
         "train": {"horizon": 8, "multipliers": (1, 2), "total_steps": 7_000, "model_steps": 4_000},
         "warm_steps": 20,
@@ -58,13 +59,15 @@ FAMILIES = {
         "algo": "fast_sac",
         "algo_config": {"total_steps": 60_000, "compile": "off"},
         "episodes": 2,
+        "uniform_episodes": 10,
         "seeds": 1,
         "train": {"horizon": 8, "multipliers": (1, 2), "total_steps": 9_000, "model_steps": 4_000},
         "warm_steps": 20,
         "rows": 2,
     },
 }
-"""What is measured of each family. `episodes`: recorded of each policy; `rows`: episodes played of
+"""What is measured of each family. `episodes`: recorded of each policy,
+`uniform_episodes` of uniform actions; `rows`: episodes played of
 each held-out task."""
 
 LEARNERS = {
@@ -87,7 +90,7 @@ def cells() -> list[Cell]:
     found = []
     for family, plan in FAMILIES.items():
         base = {"family": family, "learner": plan["algo"], "learner_config": plan["algo_config"]}
-        base |= {"tasks": plan["tasks"], "episodes": plan["episodes"]}
+        base |= {name: plan[name] for name in ("tasks", "episodes", "uniform_episodes")}
         found.append(Cell(name=f"{family}-data", config={"kind": "data", **base, "seed": 0}))
         for seed in range(plan["seeds"]):
             for learner in LEARNERS:
@@ -143,17 +146,21 @@ def make_data(config: dict) -> dict:
             env = make_env(family, task, task_class.presets[config["learner"]]["num_envs"], seed)
             run = KeepPolicies()
             ctrl_rl.registry.load("algos", config["learner"]).train(settings, env, run)
-            players = [None, *(Policy.from_section(section) for section in run.policies)]
+            players = [(None, config["uniform_episodes"])]
+            players += [(Policy.from_section(x), config["episodes"]) for x in run.policies]
             parts = [
-                record(family, task, player, config["episodes"], 1_000 * index + i)
-                for i, player in enumerate(players)
+                record(family, task, player, number, 1_000 * index + i)
+                for i, (player, number) in enumerate(players)
             ]
             write_episodes(path, concatenate(parts))
             print(f"{path.name}: {[round(float(p.returns().mean()), 1) for p in parts]}")
         results[index] = path
     episodes = {i: read_episodes(path) for i, path in results.items()}
-    stages = np.stack([e.returns().reshape(-1, config["episodes"]).mean(1)
-                       for e in episodes.values()])  # fmt: skip
+    uniform, n = config["uniform_episodes"], config["episodes"]
+    stages = np.stack([
+        [e.returns()[:uniform].mean(), *e.returns()[uniform:].reshape(-1, n).mean(1)]
+        for e in episodes.values()
+    ])  # fmt: skip
     return {
         "tasks": list(results),
         "steps": sum(e.num_steps for e in episodes.values()),

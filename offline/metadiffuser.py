@@ -46,6 +46,9 @@ from offline.segments import Segments
 METRICS = diffuser.METRICS
 """Every key that is logged: those of Diffuser; L_R + L_P is L_ctx."""
 
+STD_OFFSET = 0.01
+"""Added to a context's deviations, of columns whose deviation over all data is 1."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class MetaDiffuserConfig(DiffuserConfig):
@@ -96,12 +99,21 @@ class ContextModels(Models):
     ) -> None:
         super().__init__(obs_size, action_size, context_size, hidden, generator)
         *widths, last = encoder_hidden
-        self.each = MLP((2 * obs_size + action_size + 1, *widths, last), "relu", 1.0, generator)
-        self.all = MLP((last, last, context_size), "relu", 1.0, generator)
+        columns = 2 * obs_size + action_size + 1
+        self.each = MLP((2 * columns, *widths, last), "relu", 1.0, generator)
+        self.all = MLP((last + 2 * columns, last, context_size), "relu", 1.0, generator)
 
     def encode(self, transitions: Tensor) -> Tensor:
-        """z (B, Z) of contexts (B, h, 2 d + A + 1), normalised; the order of the h is nothing."""
-        return self.all(self.each(transitions).relu().mean(1)).tanh()
+        """z (B, Z) of contexts (B, h, 2 d + A + 1), normalised; the order of the h is nothing.
+
+        Each transition is seen as it is and relative to the context's mean, in its deviations: a
+        short walk moves little, and how the reward changes along it is what tells the task.
+        """
+        mean = transitions.mean(1, keepdim=True)
+        std = transitions.std(1, keepdim=True, correction=0)
+        relative = (transitions - mean) / (std + STD_OFFSET)
+        each = self.each(torch.cat([transitions, relative], 2)).relu().mean(1)
+        return self.all(torch.cat([each, mean[:, 0], std[:, 0]], 1)).tanh()
 
 
 class MetaDiffuser(Diffuser):

@@ -135,18 +135,17 @@ def test_the_encoder_separates_two_tasks_whose_rewards_differ(two_tasks, trained
 
 
 def test_what_guides_is_the_return_of_the_task_that_was_shown(trained):
-    """With the return guide the two tasks get actions of opposite signs, and the better ones."""
-    x = torch.zeros(2, 4, 1)
-    a = torch.linspace(-0.4, 0.4, 4)[None, :, None].expand(2, -1, -1)
-    r = torch.stack([a[0, :, 0], -a[1, :, 0]])
+    """Where noise is free to go anywhere, the guide takes each task's actions its own way."""
     found = {}
-    for scale in (0.0, 20.0):
+    for scale in (0.0, 1.0):
         plan = PlanConfig(return_scale=scale, dynamics_scale=0.0)
         planner = MetaPlanner(trained[0], plan=plan)
-        planner.warm_start(x, a, r, x + a)
+        show(planner)
+        planner._predict = lambda x, k, z: x
         action = planner(torch.zeros(200, 1)).view(100, 2)
-        found[scale] = (action[:, 0] - action[:, 1]).mean().item()
-    assert found[20.0] > found[0.0] + 0.05
+        found[scale] = action.mean(0)
+    assert found[0.0].abs().max() < 0.1
+    assert found[1.0][0] > 0.2 and found[1.0][1] < -0.2
 
 
 def test_models_stand_still_once_the_network_learns(two_tasks):
