@@ -84,6 +84,15 @@ VARIANTS = {
 }
 """Variant -> learner, and what of its `PlanConfig` is otherwise."""
 
+LABELS = {
+    "full": "MetaDiffuser",
+    "no_return": "MetaDiffuser without the return guide",
+    "no_dynamics": "MetaDiffuser without the dynamics guide",
+    "no_guide": "MetaDiffuser without both guides",
+    "unconditioned": "Diffuser",
+}
+"""Variant -> its name in tables."""
+
 
 def cells() -> list[Cell]:
     """All cells, in the order in which they need each other."""
