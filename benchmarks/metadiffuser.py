@@ -37,6 +37,7 @@ from ctrl_rl.policy import Policy
 from offline import diffuser, metadiffuser
 from offline.diffusion import PlanConfig
 from offline.episodes import Episodes, concatenate
+from offline.planner import Planner
 from offline.segments import Segments
 
 PLACE = ROOT / "runs" / "metadiffuser"
@@ -307,7 +308,7 @@ def play(config: dict) -> dict:
         h = config["warm_steps"]
         planner.warm_start(obs[:, :h], action[:, :h], reward[:, :h], obs[:, 1 : h + 1])
     else:
-        planner = diffuser.Planner(section, plan=settings, seed=seed)
+        planner = Planner(section, plan=settings, seed=seed)
     env = make_env(family, task, rows * len(held_out), seed + EVALUATION_SEED + 1)
     found = ctrl_rl.evaluate(planner, env, rows * len(held_out))
     returns = found.episodes["episode_return"].view(rows, len(held_out)).mean(0)

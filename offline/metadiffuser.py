@@ -39,8 +39,9 @@ from ctrl_rl.networks import MLP
 from ctrl_rl.runs import Run
 from ctrl_rl.spec import EnvSpec
 from offline import diffuser
-from offline.diffuser import Diffuser, DiffuserConfig, Planner, fit
+from offline.diffuser import Diffuser, DiffuserConfig, fit
 from offline.diffusion import Models, models_loss
+from offline.planner import Planner
 from offline.segments import Segments
 
 METRICS = diffuser.METRICS

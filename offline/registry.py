@@ -9,7 +9,7 @@ ALGOS = {
 """A module with `<Name>Config`, `METRICS` and `train(config, data, spec, seeds, run, evaluate)`."""
 
 POLICIES = {
-    "diffuser": "offline.diffuser:Planner",
+    "diffuser": "offline.planner:Planner",
     "metadiffuser": "offline.metadiffuser:MetaPlanner",
 }
 """Kind of a policy section -> what `ctrl_rl.load_policy` builds of it: a class with `from_section`,

@@ -13,10 +13,11 @@ from ctrl_rl.checkpoints import load_checkpoint
 from ctrl_rl.compiled import Diverged
 from ctrl_rl.spec import ActionDim, EnvSpec, ObsTerm
 from offline import diffuser, metadiffuser
-from offline.diffuser import Diffuser, DiffuserConfig, Planner
+from offline.diffuser import Diffuser, DiffuserConfig
 from offline.diffusion import PlanConfig
 from offline.episodes import Episodes
 from offline.metadiffuser import MetaDiffuser, MetaDiffuserConfig, MetaPlanner
+from offline.planner import Planner
 from offline.registry import POLICIES
 from offline.segments import Segments
 

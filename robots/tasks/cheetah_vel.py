@@ -33,7 +33,7 @@ class CheetahVelConfig:
     control_weight: float = 0.05
     """Cost per squared action."""
     reset_noise: float = 0.1
-    """Half-width of the noise on initial positions, deviation of that on velocities [m, rad, ...]."""
+    """Half-width of the noise on the initial positions, deviation of that on the velocities."""
     max_episode_steps: int = 200
     """[steps] of 0.05 s"""
 
