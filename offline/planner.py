@@ -1,8 +1,8 @@
 """Plays plans: what a trained Diffuser gives, with a policy's calls.
 
 A planner is a policy of a kind of its own: it draws plans from noise, in a loop, and plays the
-first actions of each. `ctrl_rl.load_policy` builds it from a run folder and `ctrl_rl.evaluate` plays
-it. Its section in a checkpoint holds tensors and plain values only:
+first actions of each. `ctrl_rl.load_policy` builds it from a run folder and `ctrl_rl.evaluate`
+plays it. Its section in a checkpoint holds tensors and plain values only:
 
     {"format": 1, "kind": "diffuser", "spec": EnvSpec as JSON, "group": "actor",
      "config": fields of the learner's configuration, "scale": of `offline.segments.Scale`,
