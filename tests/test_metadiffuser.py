@@ -167,6 +167,24 @@ def test_models_stand_still_once_the_network_learns(two_tasks):
     assert not torch.equal(learner.average.last[-1].weight, net["last.3.weight"])
 
 
+def test_each_task_gets_labels_of_its_own_data(monkeypatch, two_tasks):
+    seen, draw = [], Segments.draw_contexts
+
+    def recorded(self, task, count, generator):
+        seen.append((task, draw(self, task, count, generator)))
+        return seen[-1][1]
+
+    config = MetaDiffuserConfig(**META, **SHORT)
+    learner = MetaDiffuser(config, two_tasks, make_spec())
+    learner.updates = config.model_steps
+    monkeypatch.setattr(Segments, "draw_contexts", recorded)
+    learner.context(torch.tensor([0]))
+    assert len(seen) == 2
+    for i, (task, contexts) in enumerate(seen):
+        assert task.tolist() == [i] * 4
+        assert torch.equal(learner.labels[i], learner.models.encode(contexts))
+
+
 def test_the_average_follows_the_network(two_tasks):
     config = DiffuserConfig(**SMALL, total_steps=9, model_steps=1, ema=0.9)
     learner = Diffuser(config, two_tasks, make_spec())
