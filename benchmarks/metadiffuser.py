@@ -191,7 +191,7 @@ def record(family: str, task, policy: Policy | None, episodes: int, seed: int) -
     env = make_env(family, task, episodes, seed)
     generator = torch.Generator().manual_seed(seed)
     steps = walk(env, lambda obs: act(env.spec, policy, obs, generator), env.spec.max_episode_steps)
-    obs, action, reward = (torch.cat([x.flatten(0, 1)]) for x in steps)
+    obs, action, reward = (x.flatten(0, 1) for x in steps)
     n, t = episodes, env.spec.max_episode_steps
     return Episodes(
         obs=obs.numpy(),
@@ -218,7 +218,7 @@ def walk(env, policy: Callable, num_steps: int) -> tuple[Tensor, Tensor, Tensor]
     obs = env.reset()
     seen, actions, rewards = [obs["actor"]], [], []
     for _ in range(num_steps):
-        actions.append(policy(obs).clamp(-1e9, 1e9))
+        actions.append(policy(obs))
         step = env.step(actions[-1])
         seen.append(step.next_obs["actor"])
         rewards.append(step.reward)

@@ -36,6 +36,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ctrl_rl import distributed
 from ctrl_rl.compiled import Diverged, MinibatchStep
 from ctrl_rl.networks import action_bounds
 from ctrl_rl.runs import Recorded, Run
@@ -294,10 +295,12 @@ def fit(learner: Diffuser, run: Run | None = None) -> Run:
 
     Raises:
         Diverged: a loss is not finite; the last checkpoint stands.
+        ValueError: `run` is of other data or settings; this process is one of a group.
     """
+    distributed.refuse_group(learner.name)
     run = Run() if run is None else run
     config, data = learner.config, learner.data
-    record = {"dataset": "recorded data", "tasks": data.num_tasks, "segments": len(data)}
+    record = {"dataset": "recorded data", **data.report()}
     source = Recorded(spec=learner.spec, data=record, seeds=(config.seed,), device=data.device)
     run.start(learner.metrics, config, source, learner.name)
     if saved := run.restore():

@@ -10,6 +10,7 @@ transition is a row and the observation after it.
 Reading order: `Scale` -> `Segments`.
 """
 
+import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -136,6 +137,11 @@ class Segments:
     def __len__(self) -> int:
         """Segments there are."""
         return len(self._starts)
+
+    def report(self) -> dict:
+        """What a run's record says of the data, so that it goes on with the same alone."""
+        digest = hashlib.sha256(self.rows.cpu().numpy().tobytes()).hexdigest()
+        return {"tasks": self.num_tasks, "segments": len(self), "rows_sha256": digest}
 
     def draw_segments(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Uniform segments (B, H, d + A), normalised, and the task of each (B,)."""

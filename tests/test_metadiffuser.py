@@ -245,6 +245,17 @@ def test_resume_is_exact_in_both_phases(tmp_path, monkeypatch, two_tasks, stop):
         assert_same(whole[part], parts[part], part)
 
 
+def test_a_run_does_not_go_on_with_other_data(tmp_path, monkeypatch, two_tasks):
+    monkeypatch.setattr(diffuser, "LOG_EVERY", 2)
+    config = DiffuserConfig(**SMALL, total_steps=8, model_steps=4)
+    run = ctrl_rl.Run(tmp_path / "r", stop_after=4, console=False)
+    diffuser.train(config, two_tasks, make_spec(), run)
+    other = Segments([line(1.0, 5, noise=0.2), line(-1.0, 1, noise=0.2)], 4)
+    with pytest.raises(ValueError, match="another rows_sha256"):
+        run = ctrl_rl.Run(tmp_path / "r", resume=True, console=False)
+        diffuser.train(config, other, make_spec(), run)
+
+
 def assert_same(a, b, where):
     """Two trees of tensors and plain values are equal to the bit."""
     if isinstance(a, dict):
