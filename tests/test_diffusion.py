@@ -366,6 +366,9 @@ def test_every_level_and_weight_takes_part():
     net(x, torch.tensor([1, 3]), torch.randn(2, 2)).square().sum().backward()
     for name, parameter in net.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().max() > 0, name
+    for block in net.up:  # half of what a block up reads came from the way down
+        weight = block.first[0].weight
+        assert weight.grad[:, weight.shape[1] // 2 :].abs().max() > 0
     twin = TemporalUNet(3, 8, (1, 2, 2), 5, context_size=2, seed=1)
     assert all(map(torch.equal, net.state_dict().values(), twin.state_dict().values()))
 
