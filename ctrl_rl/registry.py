@@ -12,7 +12,7 @@ from functools import lru_cache
 from importlib.metadata import entry_points
 from typing import Any
 
-GROUPS = ("tasks", "algos", "policies", "commands")
+GROUPS = ("tasks", "algos", "offline_algos", "policies", "commands")
 
 ALGOS = {
     "ppo": "ctrl_rl.ppo:",
@@ -80,7 +80,8 @@ def load(group: str, name: str) -> Any:
     """The object behind a name. Raises NotFound with the nearest name."""
     known = names(group)
     if name not in known:
-        raise NotFound(f"unknown {group[:-1]} {name!r}{nearest(name, known)}")
+        kind = group[:-1].replace("_", " ")
+        raise NotFound(f"unknown {kind} {name!r}{nearest(name, known)}")
     module, _, attribute = known[name].partition(":")
     loaded = importlib.import_module(module)
     return getattr(loaded, attribute) if attribute else loaded
@@ -97,7 +98,7 @@ def summary(group: str, name: str) -> str:
         return ""
     with open(spec.origin, encoding="utf-8") as file:
         node = module_node = ast.parse(file.read())
-    if group not in ("commands", "algos"):
+    if group not in ("commands", "algos", "offline_algos"):
         parts = (n for n in module_node.body if isinstance(n, (ast.ClassDef, ast.FunctionDef)))
         node = next((n for n in parts if n.name == attribute), module_node)
     return (ast.get_docstring(node) or "").partition("\n")[0]

@@ -43,8 +43,12 @@ METRICS: dict[str, str] = {
 }
 """Every key that is logged; an unknown key is an error."""
 
-STATS: tuple[str, ...] = ("gradient/actor", "loss/actor")
+STATS = ("gradient/actor", "loss/actor")
 """What `BC.update` reports."""
+
+
+PRESETS: dict[str, dict] = {"gym": {"normalize_obs": True}}
+"""D4RL's family -> settings of `ctrl-rl offline train` other than its defaults: CORL's."""
 
 
 @dataclass(frozen=True, kw_only=True)

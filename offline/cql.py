@@ -71,6 +71,14 @@ STATS = (
 """What `CQL.update` reports."""
 
 
+PRESETS: dict[str, dict] = {
+    "gym": {"normalize_obs": True},
+    "antmaze": {"reward": "antmaze", "conservatism": 5.0},
+}
+"""D4RL's family -> settings of `ctrl-rl offline train` other than its defaults: CORL's; for AntMaze
+the paper's start of its Lagrange form."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CQLConfig:
     """Settings of CQL; CORL's for D4RL's locomotion data."""

@@ -74,6 +74,14 @@ STATS = (
 )
 """What `IQL.update` reports."""
 
+PRESETS: dict[str, dict] = {
+    "gym": {"reward": "locomotion"},
+    "antmaze": {"reward": "antmaze", "expectile": 0.9, "inverse_temperature": 10.0},
+    "adroit": {"inverse_temperature": 0.5},
+    "kitchen": {"inverse_temperature": 0.5},
+}
+"""D4RL's family -> settings of `ctrl-rl offline train` other than its defaults: the paper's."""
+
 LARGEST_WEIGHT = 100.0
 """Bound of an action's weight (code of Kostrikov et al.)."""
 

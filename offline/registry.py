@@ -14,3 +14,8 @@ POLICIES = {
 }
 """Kind of a policy section -> what `ctrl_rl.load_policy` builds of it: a class with `from_section`,
 and with the calls of `ctrl_rl.policy.Policy`."""
+
+COMMANDS = {
+    "offline": "offline.commands.offline:main",
+}
+"""This package's commands; see `ctrl_rl.cli`."""

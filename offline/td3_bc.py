@@ -65,6 +65,11 @@ STATS = (
 """What `TD3BC.update` reports."""
 
 
+PRESETS: dict[str, dict] = {"gym": {"normalize_obs": True}, "antmaze": {"reward": "antmaze"}}
+"""D4RL's family -> settings of `ctrl-rl offline train` other than its defaults: the paper's, and
+CORL's for AntMaze."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TD3BCConfig:
     """Settings of TD3+BC; the paper's for D4RL's locomotion data."""

@@ -63,10 +63,13 @@ class Learner(Protocol):
     """As the registry has it."""
     metrics: dict[str, str]
     """Every key that is logged, with its meaning."""
-    stats: tuple[str, ...]
-    """Keys of what `update` returns, in its order."""
     spec: EnvSpec
     seeds: tuple[int, ...]
+
+    @property
+    def stats(self) -> tuple[str, ...]:
+        """Keys of what `update` returns, in its order."""
+        ...
 
     @property
     def config(self) -> Any:

@@ -7,7 +7,7 @@ import tyro
 
 from ctrl_rl import registry
 
-GROUPS = ("tasks", "algos", "policies", "commands")
+GROUPS = ("tasks", "algos", "offline_algos", "policies", "commands")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,17 +17,18 @@ class List:
     what: Annotated[
         Literal["all", "tasks", "algos", "policies", "robots", "commands"], tyro.conf.Positional
     ] = "all"
-    """Kind of thing; "all" leaves out robots, for which every task is built."""
+    """Kind of thing; algos are of both kinds, those that learn in a simulator and those that learn
+    from recorded data; "all" leaves out robots, for which every task is built."""
 
 
 def main(args: List) -> dict:
     """Print names with a line on each."""
-    groups = GROUPS if args.what == "all" else (args.what,)
+    groups = {"all": GROUPS, "algos": ("algos", "offline_algos")}.get(args.what, (args.what,))
     found = {group: robots() if group == "robots" else described(group) for group in groups}
     width = max((len(name) for names in found.values() for name in names), default=0)
     for group, names in found.items():
         if names:
-            print(f"{group}:")
+            print(f"{group.replace('_', ' ')}:")
             print("\n".join(f"  {name:<{width}}  {text}" for name, text in names.items()))
     return found
 

@@ -229,8 +229,8 @@ def read_plan(argv: list[str]) -> Plan:
     """
     argv = list(argv)
     task = argv.pop(0) if argv and not argv[0].startswith("-") else None
-    resume = _take(argv, "--resume")
-    algo = _take(argv, "--algo")
+    resume = take(argv, "--resume")
+    algo = take(argv, "--algo")
     saved, where = None, Path()
     if resume is not None:
         from ctrl_rl.runs import read_config
@@ -242,6 +242,9 @@ def read_plan(argv: list[str]) -> Plan:
                 raise ValueError(f"{resume} is a run of {saved[name]}, not of {given}")
         task, algo = saved["task"], saved["algo"]
     algo = algo or "ppo"
+    if algo in registry.names("offline_algos"):
+        how = f"--resume {resume}" if resume else f"--algo {algo} --dataset ID"
+        raise ValueError(f"{algo} learns from recorded data: ctrl-rl offline train {how}")
     asks_help = "-h" in argv or "--help" in argv
     if task is None and not asks_help:
         raise cli.UsageError("train needs a task; ctrl-rl list tasks shows them")
@@ -261,7 +264,11 @@ def read_plan(argv: list[str]) -> Plan:
         algo_config = rebuild(algo_cls, saved["algo_config"], where)
         task_config = rebuild(task_cls, saved["task_config"], where)
 
-    parsed = _parse(argv, task, algo, flags, algo_config, task_config)
+    about = (
+        __doc__ if task else f"{__doc__}\nctrl-rl train TASK --help shows the task's fields too."
+    )
+    prog = f"ctrl-rl train {task or 'TASK'}"
+    parsed = parse_flags(argv, prog, about, algo, flags, algo_config, task_config)
     assert task is not None  # without one, --help has left by now
     flags = parsed.run
     if resume is not None and flags.run_dir != Path(resume):
@@ -274,11 +281,11 @@ def read_plan(argv: list[str]) -> Plan:
     return Plan(task, algo, flags, algo_config, parsed.task, folder, resume is not None)
 
 
-def _parse(argv, task, algo, flags, algo_config, task_config):
+def parse_flags(argv, prog, about, algo, flags, algo_config, task_config=None):
     """Second pass: bare run flags, `--algo.X` without what the run flags decide, `--task.X`."""
     import tyro
 
-    own = {f.name for f in dataclasses.fields(RunFlags)}
+    own = {f.name for f in dataclasses.fields(flags)}
     algo_cls = type(algo_config)
     hidden = [
         (
@@ -295,7 +302,7 @@ def _parse(argv, task, algo, flags, algo_config, task_config):
     algo_flags.__doc__ = f"Settings of {algo}."
     values = {f.name: getattr(algo_config, f.name) for f in dataclasses.fields(algo_config)}
     fields = [
-        ("run", typing.Annotated[RunFlags, tyro.conf.arg(name="")], flags),
+        ("run", typing.Annotated[type(flags), tyro.conf.arg(name="")], flags),
         ("algo", algo_flags, algo_flags(**values)),
     ]
     if task_config is not None:
@@ -305,10 +312,7 @@ def _parse(argv, task, algo, flags, algo_config, task_config):
         [(n, t, dataclasses.field(default_factory=lambda d=d: d)) for n, t, d in fields],
         frozen=True,
     )
-    about = (
-        __doc__ if task else f"{__doc__}\nctrl-rl train TASK --help shows the task's fields too."
-    )
-    return cli.parse(whole, argv, f"ctrl-rl train {task or 'TASK'}", description=about)
+    return cli.parse(whole, argv, prog, description=about)
 
 
 def rebuild(cls, data: dict, where: Path | None = None):
@@ -357,7 +361,7 @@ def _typed(hint, value, name: str):
     return read_as(value) if read_as is Path else value
 
 
-def _take(argv: list[str], flag: str) -> str | None:
+def take(argv: list[str], flag: str) -> str | None:
     """Remove `--flag VALUE` or `--flag=VALUE`."""
     for i, word in enumerate(argv):
         if word == flag:

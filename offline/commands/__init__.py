@@ -1,0 +1,1 @@
+"""Commands of `ctrl-rl` that this package adds."""
