@@ -55,7 +55,7 @@ class CheetahVel(HalfCheetah):
     id = "Cheetah-Vel-v0"
     Config = CheetahVelConfig
     parameters, train, held_out = VELOCITIES, TRAIN, HELD_OUT
-    presets = {"sac": HalfCheetah.presets["sac"], "fast_sac": {**FAST_SAC, "total_steps": 100_000}}
+    presets = {"sac": HalfCheetah.presets["sac"], "fast_sac": {**FAST_SAC, "total_steps": 60_000}}
     metric_units = {"forward_velocity": "m/s", "velocity_error": "m/s"}
 
     def prepare(self) -> None:
