@@ -76,6 +76,8 @@ class Planner:
         self.device = torch.device(device or next(iter(section["weights"].values())).device)
         self.scale = Scale(**{k: v.to(self.device) for k, v in section["scale"].items()})
         d, a = self.spec.obs_size(self.group), self.spec.action_size
+        if [len(x) for x in self.scale] != [d + a + 1] * 2 + [d + a] * 2:
+            raise ValueError(f"the planner's scale is not of {d} observations and {a} actions")
         try:
             self.models = self.make_models(d, a)
             self.models.load_state_dict(section["models"])

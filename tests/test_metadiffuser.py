@@ -453,6 +453,9 @@ def test_a_section_that_is_not_finite_or_of_another_kind_is_refused(trained):
         MetaPlanner(section)
     with pytest.raises(ValueError, match="no diffuser of format 1"):
         Planner(trained[0])
+    short = {**trained[1], "scale": {k: v[:1] for k, v in trained[1]["scale"].items()}}
+    with pytest.raises(ValueError, match="scale is not of 1 observations and 1 actions"):
+        Planner(short)
     other = {**trained[1], "config": {**trained[1]["config"], "width": 16}}
     with pytest.raises(ValueError, match="weights of the planner do not fit"):
         Planner(other)
