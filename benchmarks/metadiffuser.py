@@ -326,6 +326,18 @@ def _tuples(settings: dict) -> dict:
     return {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
 
 
+def best_return() -> float:
+    """Mean over Point-Robot's held-out goals of the largest return, from the origin.
+
+    No plan is nearer at any step than one that moves as far as it may along both axes.
+    """
+    from robots.tasks.point_robot import GOALS, HELD_OUT, REACH, PointRobotConfig
+
+    far = np.abs(np.array([GOALS[i] for i in HELD_OUT]))[:, None]
+    moved = REACH * np.arange(1, PointRobotConfig().max_episode_steps + 1)[None, :, None]
+    return float(-np.linalg.norm(np.maximum(far - moved, 0), axis=2).sum(1).mean())
+
+
 def verdict(ours: np.ndarray, other: np.ndarray) -> dict:
     """Difference of the interquartile means over seeds and its 95 % bootstrap interval.
 

@@ -306,6 +306,8 @@ def meta(results: Path) -> str:
         if played:
             uniform = f"{np.mean([np.mean(r['uniform']) for r in played]):.1f}"
             rows.append([family, "uniform actions", "", uniform, ""])
+            if family == "Point-Robot-v0":
+                rows.append([family, "best possible", "", f"{metadiffuser.best_return():.1f}", ""])
         if data := cells.get(f"{family}-data"):
             stages = data["result"]["mean_return_by_stage"]
             shown = f"{stages[0]:.1f} to {stages[-1]:.1f}"

@@ -92,6 +92,26 @@ def test_aro_ddpg_judges_from_five_seeds_on(results):
     assert "Walker2d-v5: fewer than five seeds on a side are shown, not judged." in text
 
 
+def test_the_best_return_is_that_of_full_moves():
+    """Played in the environment: 0.1 m a step along each axis until it is there."""
+    import torch
+
+    import ctrl_rl
+    from benchmarks.metadiffuser import best_return
+    from robots.tasks.point_robot import GOALS, HELD_OUT, PointRobotConfig
+
+    config = PointRobotConfig(index=HELD_OUT, start_noise=0.0)
+    env, goal = (
+        ctrl_rl.make("Point-Robot-v0", 5, config=config),
+        torch.tensor([GOALS[i] for i in HELD_OUT]),
+    )
+    obs, total = env.observe()["actor"], 0.0
+    for _ in range(20):
+        step = env.step((goal - obs).clamp(-0.1, 0.1))
+        obs, total = step.next_obs["actor"], total + step.reward.mean().item()
+    assert best_return() == pytest.approx(total, abs=1e-4)
+
+
 def test_metadiffuser_judges_from_five_seeds_on(results):
     cell = lambda x: {"result": {"mean": x, "uniform": [-16.0, -14.0]}}  # noqa: E731
     cells = {
