@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks import adamo as adamo_cells
 from benchmarks import aro_ddpg as aro_ddpg_cells
-from benchmarks import learners, offline_speed, peers, ppo_halfcheetah, sac_speed
+from benchmarks import learners, metadiffuser, offline_speed, peers, ppo_halfcheetah, sac_speed
 from benchmarks import ppo_loop as loop
 from benchmarks.cells import RESULTS, ROOT, load
 from benchmarks.ppo_halfcheetah import verdict
@@ -314,6 +314,42 @@ def aro_ddpg(results: Path) -> str:
     return text + "\n\n" + " ".join(verdicts) + measured_on(cells)
 
 
+def meta(results: Path) -> str:
+    """Return of both planners on held-out tasks, without each guide, every seed, and verdicts."""
+    cells = load("metadiffuser", results)
+    rows, verdicts = [], []
+    for family in metadiffuser.FAMILIES:
+        found = {}
+        for variant, label in metadiffuser.LABELS.items():
+            seeds = [c["result"] for n, c in cells.items() if n.startswith(f"{family}-{variant}-s")]
+            found[variant] = np.array([r["mean"] for r in seeds])
+            shown = ", ".join(f"{x:.1f}" for x in found[variant]) or NOT_MEASURED
+            mean = f"{found[variant].mean():.1f}" if seeds else ""
+            rows.append([family, label, str(len(seeds)), mean, shown])
+        played = [c["result"] for n, c in cells.items() if n.startswith(f"{family}-full-s")]
+        if played:
+            uniform = f"{np.mean([np.mean(r['uniform']) for r in played]):.1f}"
+            rows.append([family, "uniform actions", "", uniform, ""])
+            if family == "Point-Robot-v0":
+                rows.append([family, "best possible", "", f"{metadiffuser.best_return():.1f}", ""])
+        if data := cells.get(f"{family}-data"):
+            stages = data["result"]["mean_return_by_stage"]
+            shown = f"{stages[0]:.1f} to {stages[-1]:.1f}"
+            rows.append([family, "data, on training tasks", "", shown, ""])
+        if min(map(len, found.values())) < 5:
+            verdicts.append(f"{family}: fewer than five seeds are shown, not judged.")
+            continue
+        for other in list(found)[1:]:
+            v = metadiffuser.verdict(found["full"], found[other])
+            label, (low, high) = metadiffuser.LABELS[other], v["ci95"]
+            verdicts.append(
+                f"{family}, MetaDiffuser against {label}: {v['difference']:+.1f}, 95 % interval "
+                f"{low:+.1f} to {high:+.1f}."
+            )
+    text = markdown(["family", "planner", "seeds", "mean", "each seed"], rows)
+    return text + "\n\n" + "\n".join(f"- {v}" for v in verdicts) + measured_on(cells)
+
+
 def latency(results: Path) -> str:
     """Time of one action."""
     cells = load("latency", results)
@@ -507,6 +543,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "hindsight": hindsight,
     "adamo": adamo,
     "aro_ddpg": aro_ddpg,
+    "metadiffuser": meta,
     "gpu": gpu,
     "ppo_speed": ppo_speed,
     "ppo_halfcheetah": halfcheetah,

@@ -15,6 +15,8 @@ ALGOS = {
 
 POLICIES = {
     "decision_transformer": "offline.decision_transformer:ReturnPolicy",
+    "diffuser": "offline.planner:Planner",
+    "metadiffuser": "offline.metadiffuser:MetaPlanner",
 }
 """Kind of a policy section -> what `ctrl_rl.load_policy` builds of it: a class with `from_section`,
 and with the calls of `ctrl_rl.policy.Policy`."""

@@ -10,4 +10,6 @@ TASKS = {
     "Humanoid-v5": "robots.tasks.gymnasium_bodies:Humanoid",
     "Reach-v0": "robots.tasks.reach:Reach",
     "Pendulum-v0": "robots.tasks.pendulum:Pendulum",
+    "Point-Robot-v0": "robots.tasks.point_robot:PointRobot",
+    "Cheetah-Vel-v0": "robots.tasks.cheetah_vel:CheetahVel",
 }

@@ -68,8 +68,10 @@ def export(
     if isinstance(policy, OnnxPolicy):
         raise ValueError("the policy is an exported file already; copy it")
     if not isinstance(policy, Policy):  # of another package, see `ctrl_rl.registry`
-        raise ValueError(f"a {policy.section()['kind']} policy is played, not exported: it is no "
-                         "network from observation to action")  # fmt: skip
+        raise ValueError(
+            f"a {policy.section()['kind']} policy is played with ctrl-rl eval or ctrl_rl.evaluate, "
+            "not exported: it is no network from observation to action"
+        )
     if policy.group != "actor":
         raise ValueError(f"the policy reads {policy.group!r}; a robot only has 'actor'")
     task_config = task_config or {}

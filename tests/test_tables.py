@@ -92,6 +92,52 @@ def test_aro_ddpg_judges_from_five_seeds_on(results):
     assert "Walker2d-v5: fewer than five seeds on a side are shown, not judged." in text
 
 
+def test_the_best_return_is_that_of_full_moves():
+    """Played in the environment: 0.1 m a step along each axis until it is there."""
+    import torch
+
+    import ctrl_rl
+    from benchmarks.metadiffuser import best_return
+    from robots.tasks.point_robot import GOALS, HELD_OUT, PointRobotConfig
+
+    config = PointRobotConfig(index=HELD_OUT, start_noise=0.0)
+    env, goal = (
+        ctrl_rl.make("Point-Robot-v0", 5, config=config),
+        torch.tensor([GOALS[i] for i in HELD_OUT]),
+    )
+    obs, total = env.observe()["actor"], 0.0
+    for _ in range(20):
+        step = env.step((goal - obs).clamp(-0.1, 0.1))
+        obs, total = step.next_obs["actor"], total + step.reward.mean().item()
+    assert best_return() == pytest.approx(total, abs=1e-4)
+
+
+def test_metadiffuser_judges_from_five_seeds_on(results):
+    cell = lambda x: {"result": {"mean": x, "uniform": [-16.0, -14.0]}}  # noqa: E731
+    cells = {
+        f"Point-Robot-v0-{variant}-s{k}": cell(x - k)
+        for variant, x in (("full", -2.0), ("no_return", -4.0), ("no_dynamics", -2.0),
+                           ("no_guide", -6.0), ("unconditioned", -9.0))
+        for k in range(5)
+    }  # fmt: skip
+    cells["Point-Robot-v0-data"] = {"result": {"mean_return_by_stage": [-15.6, -9.0, -3.4]}}
+    cells["Cheetah-Vel-v0-full-s0"] = cell(-80.0)
+    folder = results("metadiffuser")
+    for name, content in cells.items():
+        results("metadiffuser", x=content)
+        (folder / "metadiffuser/x.json").rename(folder / f"metadiffuser/{name}.json")
+    text = table.meta(folder)
+    row = "| Point-Robot-v0 | MetaDiffuser | 5 | -4.0 | -2.0, -3.0, -4.0, -5.0, -6.0 |"
+    assert row in text
+    assert "| Point-Robot-v0 | uniform actions |  | -15.0 |  |" in text
+    assert "| Point-Robot-v0 | data, on training tasks |  | -15.6 to -3.4 |  |" in text
+    # Middle three of each: -4 against -11
+    assert "Point-Robot-v0, MetaDiffuser against Diffuser: +7.0, 95 % interval +" in text
+    assert "against MetaDiffuser without the dynamics guide: +0.0, 95 % interval -" in text
+    assert "| Cheetah-Vel-v0 | Diffuser | 0 |  | not measured |" in text
+    assert "Cheetah-Vel-v0: fewer than five seeds are shown, not judged." in text
+
+
 def test_go1_walk(results):
     metrics = {}
     for k, physics in enumerate(("training", "fine", "randomised")):
