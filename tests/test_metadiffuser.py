@@ -437,7 +437,7 @@ def test_a_run_folder_is_played_by_the_usual_calls(tmp_path, monkeypatch):
     )
     assert torch.equal(result.episodes["episode_return"], again.episodes["episode_return"])
     assert result.metrics["episode_length"].mean == 20
-    with pytest.raises(ValueError, match="a MetaPlanner draws plans in a loop"):
+    with pytest.raises(ValueError, match="a metadiffuser policy is played .* not exported"):
         export_run(meta)
     damaged = load_checkpoint(meta / "checkpoints" / "last.pt")["policy"]
     del damaged["scale"]
