@@ -47,7 +47,7 @@ NAMES = {
     "awac": "AWAC",
     "rebrac": "ReBRAC",
     "edac": "EDAC",
-    "sac_n": "SAC-N",
+    "edac diversity=0": "SAC-N",
     "decision_transformer": "DT",
     "diffuser": "Diffuser",
 }
