@@ -56,7 +56,7 @@ def export(
         path: usually `policy.onnx`; replaced in one move, so that no reader sees half a file.
         obs: recorded observations (K, d) float32, of a policy with memory one episode's in order;
             None to record them in the policy's own task.
-        train_steps: environment steps behind the weights.
+        train_steps: environment steps, or updates of an offline run, behind the weights.
         commit: of the training code.
         task_config: the task's configuration in training, as JSON values; None for its defaults.
 

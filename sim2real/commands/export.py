@@ -31,7 +31,7 @@ def main(args: Export) -> dict:
     out, card = export_run(args.run, args.checkpoint, args.out)
     size = out.stat().st_size / 1e3
     print(
-        f"{out}: {card.spec.task}, {card.train_steps:,} env steps, {size:.0f} kB; "
+        f"{out}: {card.spec.task}, {card.train_steps:,} training steps, {size:.0f} kB; "
         f"card {out.with_suffix('.json').name}"
     )
     if page := refresh(out.parent):
