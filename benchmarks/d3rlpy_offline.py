@@ -1,8 +1,8 @@
-"""d3rlpy's TD3+BC and IQL on `recorded.py`: its buffer draws, its learner updates."""
+"""d3rlpy's TD3+BC and IQL on `dummy_data.py`: its buffer draws, its learner updates."""
 
 import d3rlpy
+import dummy_data
 import numpy as np
-import recorded
 import torch
 import worker
 
@@ -13,9 +13,9 @@ BLOCK = 50
 def run(config, tick):
     """Updates for ever; one tick per block."""
     torch.set_num_threads(config["torch_threads"])
-    obs, action, reward = recorded.arrays(config["rows"])
+    obs, action, reward = dummy_data.arrays(config["rows"])
     timeouts = np.zeros(len(obs), np.float32)
-    timeouts[recorded.EPISODE - 1 :: recorded.EPISODE] = 1
+    timeouts[dummy_data.EPISODE - 1 :: dummy_data.EPISODE] = 1
     dataset = d3rlpy.dataset.MDPDataset(
         obs, action, reward, np.zeros_like(timeouts), timeouts=timeouts
     )

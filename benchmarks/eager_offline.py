@@ -1,4 +1,4 @@
-"""TD3+BC and IQL as a plain eager torch loop on `recorded.py`: the usual one-file research code.
+"""TD3+BC and IQL as a plain eager torch loop on `dummy_data.py`: the usual one-file research code.
 
 Two critics in modules of their own, default Adam, five gathers per minibatch, losses read out after
 every update. Equations are those of `offline.td3_bc` and `offline.iql`.
@@ -6,7 +6,7 @@ every update. Equations are those of `offline.td3_bc` and `offline.iql`.
 
 import copy
 
-import recorded
+import dummy_data
 import torch
 import worker
 from torch import nn
@@ -45,8 +45,8 @@ class TD3BC:
     """Update by update."""
 
     def __init__(self, hidden, rate):
-        self.actor = nn.Sequential(mlp(recorded.OBS, *hidden, recorded.ACTIONS), nn.Tanh())
-        self.critics = [mlp(recorded.OBS + recorded.ACTIONS, *hidden, 1) for _ in range(2)]
+        self.actor = nn.Sequential(mlp(dummy_data.OBS, *hidden, dummy_data.ACTIONS), nn.Tanh())
+        self.critics = [mlp(dummy_data.OBS + dummy_data.ACTIONS, *hidden, 1) for _ in range(2)]
         self.targets = copy.deepcopy([self.actor, *self.critics])
         self.actor_adam = torch.optim.Adam(self.actor.parameters(), rate)
         self.critic_adams = [torch.optim.Adam(c.parameters(), rate) for c in self.critics]
@@ -83,13 +83,13 @@ class IQL:
     """Update by update."""
 
     def __init__(self, hidden, rate):
-        self.mean = nn.Sequential(mlp(recorded.OBS, *hidden, recorded.ACTIONS), nn.Tanh())
-        self.log_std = nn.Parameter(torch.zeros(recorded.ACTIONS))
+        self.mean = nn.Sequential(mlp(dummy_data.OBS, *hidden, dummy_data.ACTIONS), nn.Tanh())
+        self.log_std = nn.Parameter(torch.zeros(dummy_data.ACTIONS))
         self.critics = nn.ModuleList(
-            mlp(recorded.OBS + recorded.ACTIONS, *hidden, 1) for _ in range(2)
+            mlp(dummy_data.OBS + dummy_data.ACTIONS, *hidden, 1) for _ in range(2)
         )
         self.targets = copy.deepcopy(self.critics)
-        self.value = mlp(recorded.OBS, *hidden, 1)
+        self.value = mlp(dummy_data.OBS, *hidden, 1)
         self.actor_adam = torch.optim.Adam([*self.mean.parameters(), self.log_std], rate)
         self.critic_adam = torch.optim.Adam(self.critics.parameters(), rate)
         self.value_adam = torch.optim.Adam(self.value.parameters(), rate)
@@ -117,7 +117,7 @@ def run(config, tick):
     """Updates for ever; one tick per block."""
     torch.set_num_threads(config["torch_threads"])
     torch.manual_seed(0)
-    obs, action, reward = map(torch.from_numpy, recorded.arrays(config["rows"]))
+    obs, action, reward = map(torch.from_numpy, dummy_data.arrays(config["rows"]))
     next_obs, done = obs.roll(-1, 0), torch.zeros(len(obs))
     s = config["settings"]
     learner = {"td3_bc": TD3BC, "iql": IQL}[config["algo"]](s["hidden"], s["learning_rate"])

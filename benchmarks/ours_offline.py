@@ -1,7 +1,7 @@
-"""This project's TD3+BC and IQL on `recorded.py`: draw and update for ever, as `fit` does."""
+"""This project's TD3+BC and IQL on `dummy_data.py`: draw and update for ever, as `fit` does."""
 
+import dummy_data
 import numpy as np
-import recorded
 import torch
 import worker
 
@@ -20,16 +20,16 @@ BLOCK = 50  # updates between two looks at the clock
 
 def data(rows):
     """Episodes whose last observation is known and that go on after it."""
-    obs, action, reward = recorded.arrays(rows)
-    count = rows // recorded.EPISODE
-    obs = obs.reshape(count, recorded.EPISODE, -1)
+    obs, action, reward = dummy_data.arrays(rows)
+    count = rows // dummy_data.EPISODE
+    obs = obs.reshape(count, dummy_data.EPISODE, -1)
     flags = np.zeros(count, bool)
     return Transitions.from_episodes(
         Episodes(
-            obs=np.concatenate([obs, obs[:, -1:]], 1).reshape(-1, recorded.OBS),
+            obs=np.concatenate([obs, obs[:, -1:]], 1).reshape(-1, dummy_data.OBS),
             action=action,
             reward=reward,
-            lengths=np.full(count, recorded.EPISODE),
+            lengths=np.full(count, dummy_data.EPISODE),
             terminated=flags,
             truncated=flags,
             final_known=~flags,
@@ -46,13 +46,13 @@ def run(config, tick):
     spec = EnvSpec(
         task="Recorded-v0",
         num_envs=1,
-        obs={"actor": (ObsTerm(name="obs", kind="signal", size=recorded.OBS),)},
+        obs={"actor": (ObsTerm(name="obs", kind="signal", size=dummy_data.OBS),)},
         action=tuple(
-            ActionDim(name=f"action_{i}", low=-1.0, high=1.0) for i in range(recorded.ACTIONS)
+            ActionDim(name=f"action_{i}", low=-1.0, high=1.0) for i in range(dummy_data.ACTIONS)
         ),
         physics_dt=0.01,
         step_dt=0.01,
-        max_episode_steps=recorded.EPISODE,
+        max_episode_steps=dummy_data.EPISODE,
     )
     chosen = {**s, "hidden": tuple(s["hidden"]), "compile": config["compile"]}
     learner = make(settings(total_steps=10**9, **chosen), transitions, spec, seeds)

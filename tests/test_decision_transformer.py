@@ -208,7 +208,7 @@ def test_a_run_is_loaded_and_damage_is_named(made, tmp_path, monkeypatch):
     policy = load_policy(tmp_path / "r")
     assert isinstance(policy, ReturnPolicy) and policy.target_return == 7.0
     assert policy(torch.zeros(2, 3)).shape == (2, 2)
-    with pytest.raises(ValueError, match="a decision_transformer policy is played, not exported"):
+    with pytest.raises(ValueError, match="a decision_transformer policy is played .* not exported"):
         export(policy, tmp_path / "policy.onnx", obs=torch.zeros(4, 3))
     section = made.policy_section(0)
     weights = section["weights"]
