@@ -537,11 +537,39 @@ def adamo(results: Path) -> str:
     return markdown([*head, "seeds within", "warned about"], rows) + measured_on(cells)
 
 
+def por_claims(results: Path) -> str:
+    """What more data and a kept execute policy are worth to POR, every seed."""
+    cells = load("por_claims", results)
+    if not cells:
+        return f"POR's further claims: {NOT_MEASURED}."
+    names = {
+        "more-data-por_good": "10 good episodes: POR",
+        "more-data-bc_good": "10 good episodes: BC",
+        "more-data-por_all": "10 good and 300 random episodes: POR",
+        "more-data-bc_all": "10 good and 300 random episodes: BC",
+        "more-data-guide_good": "value and guide from the 10, execute policy from all",
+        "new-task-old_policy": "another goal: the old policy",
+        "new-task-from_nothing": "another goal: POR from 30 new episodes",
+        "new-task-new_guide": "another goal: value and guide from them, execute policy kept",
+    }
+    rows = []
+    for name, title in names.items():
+        if name not in cells:
+            rows.append([title, NOT_MEASURED, "", ""])
+            continue
+        found = cells[name]["result"]
+        seeds = ", ".join(f"{x:.1f}" for x in found["lost"])
+        rows.append([title, f"{found['mean']:.1f}", seeds, f"{found['known']:.1f}"])
+    head = ["Sum of distances", "mean", "each seed", "best known"]
+    return markdown(head, rows) + measured_on(cells)
+
+
 TABLES: dict[str, Callable[[Path], str]] = {
     "go1_walk": go1_walk,
     "cartpole": cartpole,
     "hindsight": hindsight,
     "adamo": adamo,
+    "por_claims": por_claims,
     "aro_ddpg": aro_ddpg,
     "metadiffuser": meta,
     "gpu": gpu,

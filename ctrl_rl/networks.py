@@ -69,6 +69,8 @@ class GuidedMLP(nn.Module):
     """Two networks in a row: a guide names the next observation, the other the action to reach it.
 
     x -> execute([x | guide(x)]); parameters are those of two `MLP`s, `guide.*` and `execute.*`.
+    They compute in the type of their weights, float64 in a policy: small differences of
+    observations ask for large ones of actions, so that float32's rounding would show in the action.
 
     Args:
         guide_hidden: widths of the guide's hidden layers.
@@ -90,8 +92,9 @@ class GuidedMLP(nn.Module):
         self.execute = MLP((2 * width, *rest), activation, 1.0, generator)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., sizes[0]) to (..., sizes[-1])."""
-        return self.execute(torch.cat([x, self.guide(x)], -1))
+        """(..., sizes[0]) to (..., sizes[-1]), of the same type."""
+        y = x.to(self.guide.layers[0].weight.dtype)  # pyright: ignore
+        return self.execute(torch.cat([y, self.guide(y)], -1)).to(x.dtype)
 
 
 class EnsembleMLP(nn.Module):

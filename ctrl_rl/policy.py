@@ -103,7 +103,7 @@ class PolicyModule(nn.Module):
         if self.states:
             self.net = RecurrentNet(cell, section["memory_size"], sizes, **rest)
         elif cell == "guided":
-            self.net = GuidedMLP(section["guide_hidden"], sizes, **rest)
+            self.net = GuidedMLP(section["guide_hidden"], sizes, **rest).double()
         else:
             self.net = MLP(sizes, **rest)
         self.net.load_state_dict(section["weights"])

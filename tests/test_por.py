@@ -1,4 +1,6 @@
+import dataclasses
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from offline import por, training
 from offline.commands.train import read_plan
 from offline.por import POR, PORConfig
 from offline.transitions import Transitions
+from sim2real.export import export
 
 LOW, HIGH = (-1.0, 0.0), (1.0, 10.0)
 
@@ -158,11 +161,23 @@ def test_the_policy_is_guide_then_execute_with_statistics_and_units(tmp_path):
     inside = far[:, 1].abs() < 2  # away from the bounds
     assert 0.2 < float(far[inside, 1].std()) < float(std[1].detach())
 
-    from sim2real.export import export
-
     path = tmp_path / "policy.onnx"
     export(policy, path, obs=raw)
     torch.testing.assert_close(load_policy(path)(raw), policy(raw), rtol=1e-5, atol=1e-5)
+
+
+def test_steep_policies_are_exported_too(tmp_path):
+    """Where actions answer to small differences of observations, float32 is not enough."""
+    made = POR(PORConfig(hidden=(64, 64), execute_hidden=(64, 64), compile="off"), random_data(),
+               spec(3, (-1.0, -1.0), (1.0, 1.0)))  # fmt: skip
+    section, raw = made.policy_section(0), 300 + 0.01 * torch.randn(200, 3)
+    section["weights"]["execute.layers.2.bias"] -= Policy(section).module.net(raw)[0]
+    steep = Policy.from_section(section)
+    export(steep, tmp_path / "policy.onnx", obs=raw)
+    torch.testing.assert_close(load_policy(tmp_path / "policy.onnx")(raw), steep(raw))
+    exact = steep(raw)
+    steep.module.net.float()  # the negative control
+    assert float((steep(raw) - exact).abs().max()) > 1e-5
 
 
 def test_damaged_guided_policies_are_refused():
@@ -196,6 +211,9 @@ def test_damaged_guided_policies_are_refused():
     ],
 )
 def test_settings_of_each_data_set_are_the_sources(dataset, expected, our_names):
+    if dataset == "hopper-medium-v2":  # as D4RL names the file
+        dataset = "hopper_medium-v2.hdf5"
+        Path(dataset).touch()
     plan = read_plan(["--algo", "por", "--dataset", dataset])
     c = plan.algo_config
     found = c.variant, c.expectile, c.alpha, c.learning_rate, c.layer_norm
@@ -241,8 +259,9 @@ def por_record(folder):
 
 
 def kept(folder, data, seeds=(0, 1), **changes):
-    small = {"total_steps": 20, "batch_size": 16, "hidden": (8,), "execute_hidden": (9,)}
-    config = PORConfig(**small | {"compile": "off", "execute_from": str(folder)} | changes)
+    small = PORConfig(total_steps=20, batch_size=16, hidden=(8,), execute_hidden=(9,),
+                      compile="off", execute_from=str(folder))  # fmt: skip
+    config = dataclasses.replace(small, **changes)
     return POR(config, data, spec(3, LOW, HIGH), seeds), config
 
 
