@@ -42,10 +42,11 @@ from ctrl_rl.compiled import MakeOptimizer, MinibatchStep
 from ctrl_rl.networks import action_bounds
 from ctrl_rl.runs import Run
 from ctrl_rl.spec import EnvSpec
-from offline import training
+from offline import collapse, training
+from offline.adamo import AdamOConfig
 from offline.iql import LOG_STD_RANGE, Actor, actor_loss, weights_of
 from offline.networks import StackedActor, StackedQ, normal, stream
-from offline.settings import check_settings, compiles
+from offline.settings import check_settings, compiles, value_optimizer
 from offline.td3_bc import clipped_target, critic_loss
 from offline.training import Evaluate, fit
 from offline.transitions import Batch, Transitions
@@ -57,6 +58,7 @@ METRICS: dict[str, str] = {
     "policy/weight": "mean weight of an action in L_pi; its bound is 100",
     "gradient/critic": "Euclidean norm of L_Q's gradient",
     "gradient/actor": "Euclidean norm of L_pi's gradient",
+    **collapse.METRICS,
     **training.METRICS,
 }
 """Every key that is logged; an unknown key is an error."""
@@ -95,6 +97,12 @@ class AWACConfig:
     """Widths of the hidden layers of policy and critics."""
     activation: str = "relu"
     """"elu", "relu" or "tanh"."""
+    optimizer: str = "adam"
+    """That of the critics: "adam", or "adamo" with the settings in `adamo`."""
+    adamo: AdamOConfig = AdamOConfig()
+    """Settings of `offline.adamo`; without effect where `optimizer` is "adam"."""
+    monitor: str = "off"
+    """Whether the critics are watched for collapse: "off", "warn", or "stop" the run then."""
     compile: str = "auto"
     """"on", "off", or "auto": compile the update if the run is long enough to gain from it."""
 
@@ -119,7 +127,7 @@ class AWAC:
         data: what will be learned from: its sizes, device and normaliser count.
         spec: what the policy reads and gives.
         seeds: decide initial weights and drawn actions; S of them, learned side by side.
-        critic_optimizer: makes the critics' optimiser; None for Adam.
+        critic_optimizer: makes the critics' optimiser; None for what `config` says.
 
     Raises:
         ValueError: the spec's actions are discrete or unbounded.
@@ -149,7 +157,8 @@ class AWAC:
             check_each=False,
             optimizer=optimizer,
         )
-        self.critic_step = step(self.critic, self._critic_objective, critic_optimizer)
+        optimizer = critic_optimizer or value_optimizer(config, self.critic, len(self.seeds))
+        self.critic_step = step(self.critic, self._critic_objective, optimizer)
         self.actor_step = step(self.actor, self._actor_objective)
         self._targets: list[Tensor] = [*self.target.parameters()]
         self._sources: list[Tensor] = [*self.critic.parameters()]
@@ -168,6 +177,10 @@ class AWAC:
                 self._targets, self._sources, self.config.polyak
             )
         return torch.cat([of_critic, of_actor])
+
+    def next_action(self, next_obs: Tensor) -> Tensor:
+        """The means (S, B, A) of what the critics' targets bootstrap from."""
+        return self.actor.mean(next_obs)
 
     def policy_section(self, seed: int) -> dict:
         """Policy of the seed at this place of the job, as `ctrl_rl.policy` reads it."""

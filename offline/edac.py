@@ -48,10 +48,11 @@ from ctrl_rl.networks import action_bounds
 from ctrl_rl.policy import LOG_STD_RANGE
 from ctrl_rl.runs import Run
 from ctrl_rl.spec import EnvSpec
-from offline import training
+from offline import collapse, training
+from offline.adamo import AdamOConfig
 from offline.cql import actor_loss, critic_loss, temperature_loss
 from offline.networks import StackedMLP, StackedQ, normal, stream
-from offline.settings import check_settings, compiles
+from offline.settings import check_settings, compiles, value_optimizer
 from offline.training import Evaluate, fit
 from offline.transitions import Batch, Transitions
 
@@ -65,6 +66,7 @@ METRICS: dict[str, str] = {
     "policy/temperature": "alpha, mean over the same updates [reward/nat]",
     "gradient/critic": "Euclidean norm of L_Q's gradient",
     "gradient/actor": "Euclidean norm of the gradient of L_pi and L_alpha",
+    **collapse.METRICS,
     **training.METRICS,
 }
 """Every key that is logged; an unknown key is an error."""
@@ -115,6 +117,12 @@ class EDACConfig:
     """Widths of the hidden layers of policy and critics."""
     activation: str = "relu"
     """"elu", "relu" or "tanh"."""
+    optimizer: str = "adam"
+    """That of the critics: "adam", or "adamo" with the settings in `adamo`."""
+    adamo: AdamOConfig = AdamOConfig()
+    """Settings of `offline.adamo`; without effect where `optimizer` is "adam"."""
+    monitor: str = "off"
+    """Whether the critics are watched for collapse: "off", "warn", or "stop" the run then."""
     compile: str = "auto"
     """"on", "off", or "auto": compile the update if the run is long enough to gain from it."""
 
@@ -220,7 +228,7 @@ class EDAC:
         data: what will be learned from: its sizes, device and normaliser count.
         spec: what the policy reads and gives.
         seeds: decide initial weights and drawn actions; S of them, learned side by side.
-        critic_optimizer: makes the critics' optimiser; None for Adam.
+        critic_optimizer: makes the critics' optimiser; None for what `config` says.
 
     Raises:
         ValueError: the spec's actions are discrete or unbounded.
@@ -251,7 +259,8 @@ class EDAC:
             optimizer=optimizer,
         )
         self.actor_step = step(self.actor, self._actor_objective)
-        self.critic_step = step(self.critic, self._critic_objective, critic_optimizer)
+        optimizer = critic_optimizer or value_optimizer(config, self.critic, len(self.seeds))
+        self.critic_step = step(self.critic, self._critic_objective, optimizer)
         self._targets: list[Tensor] = [*self.target.parameters()]
         self._sources: list[Tensor] = [*self.critic.parameters()]
 
@@ -269,6 +278,11 @@ class EDAC:
                 self._targets, self._sources, self.config.polyak
             )
         return torch.cat([of_critic, of_actor])
+
+    def next_action(self, next_obs: Tensor) -> Tensor:
+        """The middles (S, B, A) of what the critics' targets bootstrap from."""
+        noise = next_obs.new_zeros(*next_obs.shape[:2], self.spec.action_size)
+        return self.actor.draw(next_obs, noise)[0]
 
     def policy_section(self, seed: int) -> dict:
         """Policy of the seed at this place of the job, as `ctrl_rl.policy` reads it."""

@@ -55,8 +55,9 @@ from ctrl_rl.policy import load_policy
 from ctrl_rl.runs import Run
 from ctrl_rl.spec import EnvSpec
 from offline import training
+from offline.adamo import AdamOConfig
 from offline.networks import StackedMLP, normal, stream
-from offline.settings import check_settings, compiles
+from offline.settings import check_settings, compiles, value_optimizer
 from offline.training import Evaluate, fit
 from offline.transitions import Batch, Transitions
 
@@ -151,6 +152,10 @@ class PORConfig:
     """"elu", "relu" or "tanh"."""
     execute_from: str = ""
     """A run of POR whose execute policy is kept and not trained; "" trains one."""
+    optimizer: str = "adam"
+    """That of V: "adam", or "adamo" with the settings in `adamo`."""
+    adamo: AdamOConfig = AdamOConfig()
+    """Settings of `offline.adamo`; without effect where `optimizer` is "adam"."""
     compile: str = "auto"
     """"on", "off", or "auto": compile the update if the run is long enough to gain from it."""
 
@@ -250,7 +255,7 @@ class POR:
         data: what will be learned from: its sizes, device and normaliser count.
         spec: what the policy reads and gives.
         seeds: decide initial weights and noise; S of them, learned side by side.
-        critic_optimizer: makes V's optimiser; None for Adam.
+        critic_optimizer: makes V's optimiser; None for what `config` says.
 
     Raises:
         ValueError: the spec's actions are discrete or unbounded; or `execute_from` is no run of
@@ -287,7 +292,10 @@ class POR:
             optimizer=optimizer,
         )
         slow, fast = config.value_learning_rate, config.learning_rate
-        self.value_step = step(self.value, self._value_objective, slow, critic_optimizer)
+        of_value = value_optimizer(config, self.value, len(self.seeds), slow)
+        self.value_step = step(
+            self.value, self._value_objective, slow, critic_optimizer or of_value
+        )
         if config.execute_from:
             self._take_execute(Path(config.execute_from))
             self.execute.requires_grad_(False)

@@ -47,9 +47,10 @@ from ctrl_rl.compiled import MakeOptimizer, MinibatchStep
 from ctrl_rl.networks import action_bounds
 from ctrl_rl.runs import Run
 from ctrl_rl.spec import EnvSpec
-from offline import training
+from offline import collapse, training
+from offline.adamo import AdamOConfig
 from offline.networks import StackedActor, StackedQ, normal, stream
-from offline.settings import check_settings, compiles
+from offline.settings import check_settings, compiles, value_optimizer
 from offline.td3_bc import critic_loss, smoothed
 from offline.training import Evaluate, fit
 from offline.transitions import Transitions
@@ -62,6 +63,7 @@ METRICS: dict[str, str] = {
     "policy/distance": "mean |pi(s) - a|^2, likewise",
     "gradient/critic": "Euclidean norm of L_Q's gradient",
     "gradient/actor": "Euclidean norm of L_pi's gradient",
+    **collapse.METRICS,
     **training.METRICS,
 }
 """Every key that is logged; an unknown key is an error."""
@@ -131,6 +133,12 @@ class ReBRACConfig:
     """Normalise the hidden layers of the critics."""
     activation: str = "relu"
     """"elu", "relu" or "tanh"."""
+    optimizer: str = "adam"
+    """That of the critics: "adam", or "adamo" with the settings in `adamo`."""
+    adamo: AdamOConfig = AdamOConfig()
+    """Settings of `offline.adamo`; without effect where `optimizer` is "adam"."""
+    monitor: str = "off"
+    """Whether the critics are watched for collapse: "off", "warn", or "stop" the run then."""
     compile: str = "auto"
     """"on", "off", or "auto": compile the update if the run is long enough to gain from it."""
 
@@ -228,7 +236,7 @@ class ReBRAC:
         data: what will be learned from: its sizes, device and normaliser count.
         spec: what the policy reads and gives.
         seeds: decide initial weights and noise; S of them, learned side by side.
-        critic_optimizer: makes the critics' optimiser; None for Adam.
+        critic_optimizer: makes the critics' optimiser; None for what `config` says.
 
     Raises:
         ValueError: the spec's actions are discrete or unbounded.
@@ -259,7 +267,8 @@ class ReBRAC:
             check_each=False,
             optimizer=optimizer,
         )
-        self.critic_step = step(self.critic, self._critic_objective, critic_optimizer)
+        optimizer = critic_optimizer or value_optimizer(config, self.critic, len(self.seeds))
+        self.critic_step = step(self.critic, self._critic_objective, optimizer)
         self.actor_step = step(self.actor, self._actor_objective)
         self._targets: list[Tensor] = [
             *self.target_critic.parameters(),
@@ -288,6 +297,10 @@ class ReBRAC:
                 )
         self.updates += 1
         return torch.cat([of_critic, self._of_actor])
+
+    def next_action(self, next_obs: Tensor) -> Tensor:
+        """Actions (S, B, A) that the critics' targets bootstrap from, without noise."""
+        return self.target_actor(next_obs)
 
     def policy_section(self, seed: int) -> dict:
         """Policy of the seed at this place of the job, as `ctrl_rl.policy` reads it."""

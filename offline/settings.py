@@ -49,8 +49,14 @@ def compiles(config: Any) -> bool:
     return pays(config.total_steps, config.batch_size, config.hidden)
 
 
-def value_optimizer(config: Any, network: nn.Module, seeds: int) -> MakeOptimizer | None:
-    """What makes the optimiser of a critic of several seeds; None for Adam."""
+def value_optimizer(
+    config: Any, network: nn.Module, seeds: int, learning_rate: float | None = None
+) -> MakeOptimizer | None:
+    """What makes the optimiser of a critic of several seeds; None for Adam.
+
+    `learning_rate` stands in for that of `config`.
+    """
     if config.optimizer == "adam":
         return None
-    return lambda _: adamo.make(network, config.learning_rate, config.adamo, seeds)
+    rate = config.learning_rate if learning_rate is None else learning_rate
+    return lambda _: adamo.make(network, rate, config.adamo, seeds)

@@ -45,9 +45,10 @@ def learner(algo, data, seeds=(0, 1), **changes):
     module = importlib.import_module(f"offline.{algo}")
     made = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "fit", lambda learner, *_: made.append(learner))
+        patch.setattr(module, "fit", lambda learner, data, *_: made.append((learner, data)))
         module.train(config(algo, **changes), data, spec(data.obs_size, *BOUNDS), seeds)
-    return made[0]
+    ((learner, learner.data),) = made  # as `train` prepares it
+    return learner
 
 
 @pytest.mark.parametrize("algo", CRITICS)
@@ -59,7 +60,7 @@ def test_adamo_has_the_critics_and_its_settings(algo, data):
         assert isinstance(step.optimizer, AdamO)
         assert step.optimizer.config == settings
         assert step.optimizer.replicas == 2
-        assert {group["lr"] for group in step.optimizer.param_groups} == {3e-4}
+        assert {group["lr"] for group in step.optimizer.param_groups} == {made.config.learning_rate}
     assert not isinstance(made.actor_step.optimizer, AdamO)
     assert not isinstance(learner(algo, data).critic_step.optimizer, AdamO)
 
@@ -68,7 +69,7 @@ def test_adamo_has_the_critics_and_its_settings(algo, data):
 def test_without_strength_adamo_learns_what_adam_learns(algo, data):
     def weights(**changes):
         made = learner(algo, data, **changes)
-        training.fit(made, data)
+        training.fit(made, made.data)
         return torch.cat([p.detach().flatten() for p in made.critic.parameters()])
 
     adam = weights()
@@ -82,7 +83,7 @@ def test_without_strength_adamo_learns_what_adam_learns(algo, data):
 def test_a_seed_learns_the_same_alone_as_in_a_job(algo, data):
     def network(seeds, row):
         made = learner(algo, data, seeds, optimizer="adamo")
-        training.fit(made, data)
+        training.fit(made, made.data)
         return torch.cat([p.detach()[row].flatten() for p in made.critic.parameters()])
 
     torch.testing.assert_close(network((3, 5), slice(2, 4)), network((5,), slice(0, 2)),
@@ -94,7 +95,7 @@ def test_resuming_with_both_equals_not_stopping(algo, data, tmp_path):
     def run(name, **kinds):
         made = learner(algo, data, optimizer="adamo", monitor="warn")
         found = Run(tmp_path / name, console=False, checkpoint_every=20, **kinds)
-        training.fit(made, data, found)
+        training.fit(made, made.data, found)
         return made.state_dict(), [
             {k: v for k, v in row.items() if not k.startswith("time/")} for row in found.rows
         ]
@@ -111,7 +112,7 @@ def test_resuming_with_both_equals_not_stopping(algo, data, tmp_path):
 def test_a_run_is_watched_on_its_own_data(data):
     """The figures are those of a monitor set up by hand."""
     made = learner("td3_bc", data, monitor="warn", gamma=0.9)
-    run = training.fit(made, data)
+    run = training.fit(made, made.data)
     batch = data.batch(data.index[torch.linspace(0, len(data) - 1, 64).long()].expand(2, -1))
     every = data.batch(data.index[None])
     bound = legal_bound(every.reward[0], every.terminated[0], 0.9)
@@ -138,7 +139,7 @@ def test_a_run_can_be_stopped_by_its_monitor(data):
     with pytest.raises(
         Diverged, match="seed 0 is collapsing at update 20: .* earn more than 0.002"
     ):
-        training.fit(made, data)
+        training.fit(made, made.data)
     with pytest.warns(RuntimeWarning) as warned:
         training.fit(learner("td3_bc", data, monitor="warn", gamma=0.5), data)
     starts = [str(w.message).partition(":")[0] for w in warned]
@@ -149,7 +150,7 @@ def test_a_run_can_be_stopped_by_its_monitor(data):
 
 
 def _logged(made, data):
-    return {key for row in training.fit(made, data).rows for key in row}
+    return {key for row in training.fit(made, made.data).rows for key in row}
 
 
 @pytest.mark.parametrize("algo", CRITICS)
