@@ -292,10 +292,8 @@ class POR:
             optimizer=optimizer,
         )
         slow, fast = config.value_learning_rate, config.learning_rate
-        of_value = value_optimizer(config, self.value, len(self.seeds), slow)
-        self.value_step = step(
-            self.value, self._value_objective, slow, critic_optimizer or of_value
-        )
+        optimizer = critic_optimizer or value_optimizer(config, self.value, len(seeds), slow)
+        self.value_step = step(self.value, self._value_objective, slow, optimizer)
         if config.execute_from:
             self._take_execute(Path(config.execute_from))
             self.execute.requires_grad_(False)
