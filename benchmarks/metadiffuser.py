@@ -81,9 +81,12 @@ VARIANTS = {
     "no_return": ("metadiffuser", {"return_scale": 0.0}),
     "no_dynamics": ("metadiffuser", {"dynamics_scale": 0.0}),
     "no_guide": ("metadiffuser", {"return_scale": 0.0, "dynamics_scale": 0.0}),
-    "unconditioned": ("diffuser", {}),
+    "unconditioned": ("diffuser", {"dynamics_scale": 0.0}),
+    "unconditioned_both": ("diffuser", {}),
+    "unconditioned_none": ("diffuser", {"return_scale": 0.0, "dynamics_scale": 0.0}),
 }
-"""Variant -> learner, and what of its `PlanConfig` is otherwise."""
+"""Variant -> learner, and what of its `PlanConfig` is otherwise. Diffuser's own guide is that of the
+return alone."""
 
 LABELS = {
     "full": "MetaDiffuser",
@@ -91,6 +94,8 @@ LABELS = {
     "no_dynamics": "MetaDiffuser without the dynamics guide",
     "no_guide": "MetaDiffuser without both guides",
     "unconditioned": "Diffuser",
+    "unconditioned_both": "Diffuser with the dynamics guide, too",
+    "unconditioned_none": "Diffuser without a guide",
 }
 """Variant -> its name in tables."""
 
