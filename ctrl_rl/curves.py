@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ctrl_rl.runs import read_config, read_metrics
+from ctrl_rl.runs import read_config, read_metrics, step_unit
 
 COLORS = ("#2563eb", "#ea580c", "#16a34a", "#9333ea", "#dc2626", "#0891b2", "#a16207", "#4b5563")
 STYLES = ("-", (0, (3, 1.5)), (0, (1, 1)))
@@ -63,7 +63,7 @@ def draw_run(folder: Path) -> Path | None:
                 linestyle=STYLES[i // len(COLORS) % len(STYLES)],
                 label=_label(key, title),
             )
-        _dress(axes, title)
+        _dress(axes, title, step_unit(config))
         if title in ("Value loss", "Learning rate") and all(
             row.get(keys[0], 1) > 0 for row in rows
         ):
@@ -101,11 +101,12 @@ def draw_comparison(
         ValueError: not a run folder, or the key was logged by none of them.
     """
     lines: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
-    left_out = []
+    left_out, units = [], []
     for folder in folders:
         config = read_config(folder)
         x, y = series(read_metrics(folder), key)
         if len(x):
+            units.append(step_unit(config))
             lines.setdefault(f"{config['task']} · {config['algo']}", []).append((x, y))
         else:
             left_out.append(folder)
@@ -140,7 +141,7 @@ def draw_comparison(
                 "unit": "-",
             },
         }
-    _dress(axes, key)
+    _dress(axes, key, " or ".join(dict.fromkeys(units)))
     axes.legend(fontsize=8, frameon=False)
     figure.savefig(path)
     return found, left_out
@@ -216,12 +217,12 @@ def _figure(width: float, height: float):
     return Figure(figsize=(width, height), dpi=110, layout="constrained")
 
 
-def _dress(axes, title: str) -> None:
+def _dress(axes, title: str, unit: str) -> None:
     """What all panels share."""
     from matplotlib.ticker import EngFormatter
 
     axes.set_title(title, fontsize=9, loc="left")
-    axes.set_xlabel("env steps", fontsize=7.5, color="#555")
+    axes.set_xlabel(unit, fontsize=7.5, color="#555")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.tick_params(which="both", labelsize=7.5, color="#999")
     axes.grid(alpha=0.25, linewidth=0.6)

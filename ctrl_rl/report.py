@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from ctrl_rl.checkpoints import write_text
-from ctrl_rl.runs import read_config, read_metrics
+from ctrl_rl.runs import read_config, read_metrics, step_unit
 
 STYLE = """
 :root { --ink:#1f2937; --soft:#6b7280; --line:#e5e7eb; --card:#fff; --page:#f6f7f9;
@@ -119,9 +119,12 @@ def refresh(folder: Path, verification: dict | None = None) -> Path | None:
 def _subtitle(config: dict, rows: list[dict]) -> str:
     step = rows[-1]["step"] if rows else 0
     total = config["algo_config"].get("total_steps", step)
-    state = "complete" if step >= total else f"stopped at {step:,} of {total:,} env steps"
+    unit = step_unit(config)
+    state = "complete" if step >= total else f"stopped at {step:,} of {total:,} {unit}"
     commit = config.get("commit")
-    return f"seed {config['run']['seed']} · {config['run']['num_envs']} environments · {state}" + (
+    num_envs = config["run"]["num_envs"]
+    source = f"{num_envs} environments" if num_envs else config["data"]["dataset"]
+    return f"seed {config['run']['seed']} · {_text(source)} · {state}" + (
         f" · commit <code>{_text(commit[:10])}</code>" if commit else ""
     )
 
@@ -130,11 +133,13 @@ def _tiles(config: dict, rows: list[dict], evaluations: dict) -> str:
     """The four or five figures that people look for first."""
     tiles = []
     if rows:
-        tiles.append((f"{rows[-1]['step']:,}", "env steps"))
+        unit = step_unit(config)
+        tiles.append((f"{rows[-1]['step']:,}", unit))
         parts = [row.get("time/collect_s", 0) + row.get("time/update_s", 0) for row in rows]
         if sum(parts):
-            tiles.append((_duration(sum(parts)), "roll-out and update"))
-            tiles.append((f"{rows[-1]['step'] / sum(parts):,.0f}", "env steps per second"))
+            did = "update" if unit == "updates" else "roll-out and update"
+            tiles.append((_duration(sum(parts)), did))
+            tiles.append((f"{rows[-1]['step'] / sum(parts):,.0f}", f"{unit} per second"))
     first = next(iter(evaluations.values()), None)
     if first:
         metric = first["metrics"]["episode_return"]
@@ -211,7 +216,7 @@ def _card(folder: Path) -> str:
         ("file", f'<a href="policy.onnx">policy.onnx</a>, {size}'),
         ("input", _text(card.get("input", ""))),
         ("output", _text(card.get("output", ""))),
-        ("trained for", f"{card.get('train_steps', 0):,} env steps"),
+        ("trained for", f"{card.get('train_steps', 0):,} {step_unit(read_config(folder))}"),
         ("rate", f"{1 / spec['step_dt']:.4g} Hz" if spec.get("step_dt") else "-"),
     ]
     joints = (spec.get("robot") or {}).get("joints", ())

@@ -104,6 +104,11 @@ def _parse_config(text: str | bytes, path: Path) -> dict:
     return config
 
 
+def step_unit(config: dict) -> str:
+    """What a run's steps are, from its config.json: "updates" of an offline run, or "env steps"."""
+    return "updates" if "data" in config else "env steps"
+
+
 def find_checkpoint(folder: Path, which: str | None = None) -> Path:
     """Path of "last", "best" or a step number; None for best, or last where there is none.
 

@@ -53,7 +53,7 @@ def read(
 
     Args:
         path: the file.
-        infos: names under `infos` to read too; True for all.
+        infos: names under `infos` to read too; True for all that are numbers.
         episode_length: steps after which an episode was cut; used where the file has no `timeouts`.
         widths: columns of observations and actions to insist on.
         action_bounds: lowest and highest action, scalars or (A,); None for those that the file
@@ -202,14 +202,18 @@ def _read_infos(
     path: Path, file: h5py.File, wanted: Sequence[str] | bool, steps: int
 ) -> dict[str, np.ndarray]:
     there = info_names(file)
-    names = there if wanted is True else list(wanted or ())
+    key_of = lambda name: "infos" if name == "infos" else f"infos/{name}"  # noqa: E731
+    # Of all, those that are numbers with a row per step: a text is nothing to learn from.
+    good = lambda x: x.dtype.kind in "biuf" and x.shape[:1] == (steps,)  # noqa: E731
+    names = [n for n in there if good(file[key_of(n)])] if wanted is True else list(wanted or ())
     found = {}
     for name in names:
         if name not in there:
             raise ValueError(f"{path}: no infos/{name}; there are: {', '.join(there) or 'none'}")
-        key = "infos" if name == "infos" else f"infos/{name}"
-        found[name] = get(path, file, key)
-        check_lengths(path, {"observations": steps, key: len(found[name])})
+        found[name] = get(path, file, key_of(name))
+        check_lengths(
+            path, {"observations": steps, key_of(name): np.atleast_1d(found[name]).shape[0]}
+        )
     return found
 
 

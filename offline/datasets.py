@@ -22,7 +22,7 @@ from ctrl_rl.registry import NotFound, nearest
 from offline import d4rl, minari
 from offline.episodes import Episodes
 
-MINARI_ID = re.compile(r"[-\w]+(/[-\w]+)*-v\d+")
+MINARI_ID = re.compile(r"[-\w]+(/[-\w]+)+-v\d+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +83,16 @@ def minari_folder() -> Path:
 
 
 def is_minari_id(name: str) -> bool:
-    """Whether it is written as one, (namespace/)name-vN, and is not D4RL's."""
-    return name not in d4rl_table() and MINARI_ID.fullmatch(name) is not None
+    """Whether it is written as one that can be downloaded: namespace/name-vN."""
+    return MINARI_ID.fullmatch(name) is not None
+
+
+def unknown(name: str) -> NotFound:
+    """The error for a name that stands for nothing, with the nearest id of D4RL if one is near."""
+    hint = nearest(name, d4rl_table())
+    if "did you mean" not in hint:
+        hint = "; ctrl-rl dataset list shows D4RL's ids, Minari's have a /"
+    return NotFound(f"unknown data set {name!r}, and no such path{hint}")
 
 
 def locate(dataset: str | Path) -> tuple[Path, D4RLEntry | None]:
@@ -110,9 +118,9 @@ def locate(dataset: str | Path) -> tuple[Path, D4RLEntry | None]:
         return minari_folder() / name, None
     if isinstance(dataset, Path) or path.suffix or name.startswith((".", "/", "~")):
         raise NotFound(f"{name} does not exist")
-    if "/" in name and is_minari_id(name):
+    if is_minari_id(name):
         raise ValueError(f"{name} is not in {minari_folder()}; ctrl-rl dataset download {name}")
-    raise NotFound(f"unknown data set {name!r}, and no such path{nearest(name, table)}")
+    raise unknown(name)
 
 
 def load(

@@ -106,6 +106,14 @@ class Episodes:
         """(E,) float64: sum of rewards of each episode."""
         return np.add.reduceat(self.reward.astype(np.float64), self.step_starts)
 
+    def finished_returns(self) -> np.ndarray:
+        """Those of episodes that ended by themselves or by a cut; of all where none did.
+
+        The return of a recording that just stops says nothing about who acted.
+        """
+        returns, ended = self.returns(), self.terminated | self.truncated
+        return returns[ended] if ended.any() else returns
+
     def select(self, which: Sequence[int] | np.ndarray) -> "Episodes":
         """These episodes, in this order; arrays are copied.
 

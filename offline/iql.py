@@ -23,8 +23,8 @@ Deviations from the paper, each with its reason:
 
 1. The density is that of actions scaled to -1..1, so that the deviation does not depend on the
    action's units; the critics read actions scaled like this, too.
-2. V, pi and Q take their steps at once: A and V(s') are those of before the update. The authors'
-   code lets pi and Q see the new V. This spares a pass through V.
+2. A is that of before the update of V, in L_pi, too: the authors' code computes it anew. This
+   spares a pass through V.
 3. Weights start orthogonal.
 4. With `deterministic` the policy has no deviation, and (pi(s) - a)^2, summed over dimensions,
    stands for -log pi: as in CORL (Tarasov et al., 2022, arXiv:2210.07105) for some data sets.
@@ -236,13 +236,11 @@ class IQL:
         rate *= 1 + math.cos(math.pi * self.updates / self.config.total_steps)
         self.actor_step.learning_rate.fill_(rate)
         obs, action, reward, next_obs, terminated = batch
-        with torch.no_grad():
-            next_value = self.value(next_obs)[:, 0, :, 0]
         # The advantages ride on the figures of V's step.
         of_value = self.value_step(obs, action)
         of_value, advantage = of_value[[0, -2, -1]], of_value[1:-2].T
         of_actor = self.actor_step(obs, action, advantage)
-        of_critic = self.critic_step(obs, action, reward, terminated, next_value)
+        of_critic = self.critic_step(obs, action, reward, next_obs, terminated)
         with torch.no_grad():
             torch._foreach_lerp_(  # pyright: ignore
                 self._targets, self._sources, self.config.polyak
@@ -280,9 +278,11 @@ class IQL:
         weight = weights_of(advantage, self.config.inverse_temperature)
         return actor_loss(weight, actor.log_prob(obs, action)), weight.mean(1)[None]
 
-    def _critic_objective(self, critic, obs, action, reward, terminated, next_value):
+    def _critic_objective(self, critic, obs, action, reward, next_obs, terminated):
         """L_Q of a minibatch and mean Q."""
-        y = reward + self.config.gamma * (1 - terminated) * next_value
+        with torch.no_grad():
+            next_value = self.value(next_obs)[:, 0, :, 0]
+            y = reward + self.config.gamma * (1 - terminated) * next_value
         q = critic(obs, action)
         return critic_loss(q, y), q.detach().mean((1, 2))[None]
 

@@ -73,7 +73,11 @@ class StackedMLP(nn.Module):
         for layer in hidden:
             x = torch.baddbmm(self._first(layer.bias, count), x, self._first(layer.weight, count))
             x = self.activation(nn.functional.layer_norm(x, x.shape[-1:]) if self.layer_norm else x)
-        x = torch.baddbmm(self._first(last.bias, count), x, self._first(last.weight, count))
+        weight, bias = self._first(last.weight, count), self._first(last.bias, count)
+        if weight.shape[2] == 1:  # batched products are slow for a single column
+            x = (x * weight.transpose(1, 2)).sum(2, keepdim=True) + bias
+        else:
+            x = torch.baddbmm(bias, x, weight)
         return x.view(self.seeds, count, *x.shape[1:])
 
     def _first(self, parameter: Tensor, members: int) -> Tensor:

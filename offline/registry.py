@@ -16,6 +16,7 @@ POLICIES = {
 and with the calls of `ctrl_rl.policy.Policy`."""
 
 COMMANDS = {
+    "dataset": "offline.commands.dataset:main",
     "offline": "offline.commands.offline:main",
 }
 """This package's commands; see `ctrl_rl.cli`."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ctrl_rl import registry
 from offline.datasets import d4rl_table
 
 SIMULATORS = {
@@ -34,6 +35,14 @@ SIMULATORS = {
 
 BODIES = {"HalfCheetah": "halfcheetah", "Hopper": "hopper", "Walker2d": "walker2d", "Ant": "ant"}
 """Our tasks' bodies -> first part of D4RL's ids."""
+
+
+PACKAGES = {
+    "mujoco": ("gymnasium", "mujoco"),
+    "warp": ("gymnasium", "mujoco-warp"),
+    "torch": ("torch",),
+}
+"""Simulator of ours -> packages whose versions decide what it computes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +134,7 @@ def dataset_score(metadata: Mapping[str, Any], returns: np.ndarray) -> Score:
 
     Args:
         metadata: of `Episodes`.
-        returns: (E,) of its episodes.
+        returns: (E,) of its episodes, `Episodes.finished_returns`.
     """
     reference = find_reference(metadata)
     own = metadata.get("simulator") or metadata.get("env")
@@ -138,10 +147,17 @@ def dataset_score(metadata: Mapping[str, Any], returns: np.ndarray) -> Score:
     )
 
 
-def played_in(task: str) -> str:
-    """Our task with the versions of what simulates it: "Hopper-v5 (gymnasium 1.4.0, ...)"."""
+def played_in(task: str, backend: str | None = None) -> str:
+    """Our task with the versions of what simulates it: "Hopper-v5 (gymnasium 1.4.0, ...)".
+
+    Args:
+        task: id; its bodies of gymnasium come as files of that package.
+        backend: simulator; None for the task's first.
+    """
+    if backend is None:
+        backend = registry.load("tasks", task).backends[0]
     versions = []
-    for package in ("gymnasium", "mujoco"):
+    for package in PACKAGES.get(str(backend), ()):
         try:
             versions.append(f"{package} {importlib.metadata.version(package)}")
         except importlib.metadata.PackageNotFoundError:

@@ -256,7 +256,8 @@ def reward_transform(episodes: Episodes, preset: str) -> tuple[float, float]:
     """Scale and shift of a reward preset: learners see scale * r + shift.
 
     "locomotion": scale 1000 / (largest - smallest episode return), the treatment of the gym tasks
-    in the code of IQL (Kostrikov et al., 2021) and, after it, of most later work. "antmaze": shift
+    in the code of IQL (Kostrikov et al., 2021) and, after it, of most later work; a recording that
+    just stops does not count where others ended. "antmaze": shift
     -1, so that every step costs until the goal ends the episode (CQL, Kumar et al., 2020, and IQL).
     "raw": nothing.
 
@@ -269,7 +270,7 @@ def reward_transform(episodes: Episodes, preset: str) -> tuple[float, float]:
         return 1.0, -1.0
     if preset != "locomotion":
         raise ValueError(f"reward must be one of {', '.join(REWARDS)}, not {preset!r}")
-    returns = episodes.returns()
+    returns = episodes.finished_returns()
     span = float(returns.max() - returns.min())
     if not span > 0:
         raise ValueError(

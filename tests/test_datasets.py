@@ -95,6 +95,19 @@ def test_infos_come_on_request():
         load(path, infos=["qvel"])
 
 
+def test_infos_that_are_no_numbers_are_left_alone():
+    arrays = family_arrays("gym") | {
+        "infos/text": np.array([b"x"] * 12),
+        "infos/one": np.float32(3),
+    }
+    path = write_hdf5(Path("x.hdf5"), arrays)
+    assert load(path, infos=True).infos.keys() == {"qpos", "action_log_probs"}
+    with pytest.raises(ValueError, match="infos/text holds .S1, not numbers"):
+        load(path, infos=["text"])
+    with pytest.raises(ValueError, match="infos/one has 1 rows, observations 12"):
+        load(path, infos=["one"])
+
+
 def test_no_pair_across_a_time_out():  # pitfalls O-20
     following = numbered(5, 2) + 1
     following[2] += 100
@@ -115,11 +128,11 @@ def test_no_pair_across_a_time_out():  # pitfalls O-20
 
 
 def test_a_step_limit_counts_from_the_last_terminal():
-    terminals = np.array([0, 1, 0, 0, 0], bool)
+    terminals = np.array([1, 0, 0, 0, 1], bool)
     episodes = load(small(timeouts=None, terminals=terminals), episode_length=2)
-    assert episodes.lengths.tolist() == [2, 2, 1]
-    assert episodes.terminated.tolist() == [True, False, False]
-    assert episodes.truncated.tolist() == [False, True, False]  # the terminal was on the limit
+    assert episodes.lengths.tolist() == [1, 2, 2]
+    assert episodes.terminated.tolist() == [True, False, True]
+    assert episodes.truncated.tolist() == [False, True, False]  # the last was on the limit, too
 
 
 def test_recordings_that_were_joined_without_a_mark_are_cut():
@@ -163,10 +176,25 @@ def test_every_family_survives_a_round_trip(family):
     assert_same(load("y.hdf5", infos=True), first)
 
 
+def test_the_bounds_that_a_file_states_hold():
+    episodes = all_kinds_of_ends()
+    episodes.action[2] = [0.5, 7.0]  # the second has no bounds
+    d4rl.write(Path("x.hdf5"), episodes)
+    load("x.hdf5")
+    episodes.action[2, 0] = -1.5
+    d4rl.write(Path("x.hdf5"), episodes)
+    with pytest.raises(ValueError, match=r"actions, row 2, column 0 is -1.5, outside \[-1, 1\]"):
+        load("x.hdf5")
+
+
 def test_a_failed_write_leaves_the_old_file(monkeypatch):
     path = small()
     before = path.read_bytes()
-    monkeypatch.setattr(d4rl, "put", lambda *args: (_ for _ in ()).throw(OSError("disk full")))
+
+    def fail(*args):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(d4rl, "put", fail)
     with pytest.raises(OSError, match="disk full"):
         d4rl.write(path, all_kinds_of_ends())
     assert path.read_bytes() == before
@@ -182,7 +210,14 @@ NAN[3] = np.nan
 BIG = numbered(5, 2).astype(np.float64)
 BIG[1, 1] = 1e300
 
+PART = numbered(5, 2) + 1  # an end, but only half of it is unknown
+PART[2, 1] = np.nan
+INSIDE = numbered(5, 2) + 1  # unknown, but no end
+INSIDE[1] = np.nan
+
 WRONG = {
+    "next_observations, row 2, column 1 is nan": {"next_observations": PART},
+    "next_observations, row 1, column 0 is nan": {"next_observations": INSIDE},
     "rewards, row 3 is nan": {"rewards": NAN},
     "actions, row 3, column 0 is nan": {"actions": NAN[:, None]},
     "observations, row 1, column 1 is inf": {"observations": BIG},
@@ -306,6 +341,7 @@ def test_scores_by_hand_and_where_they_come_from():
     assert re.search(
         r"in Hopper-v5 \(gymnasium [\d.]+, mujoco [\d.]+\): not comparable", str(score)
     )
+    assert re.fullmatch(r"Pendulum-v0 \(torch [^,]+\)", played_in("Pendulum-v0"))
     own = dataset_score({"dataset": "hopper-medium-v2"}, np.array([1600.0, 1614.027695]))
     assert own.comparable and own.normalized == pytest.approx(50)
     assert "not comparable" not in str(own)
@@ -349,3 +385,14 @@ def test_real_hopper_segments(test_data):
     assert len(Transitions.from_episodes(episodes, timeouts="keep")) == 21_780
     assert len(Transitions.from_episodes(episodes, timeouts="drop")) == 21_780 - 220
     assert json.dumps(episodes.metadata)
+
+
+def test_the_loading_benchmark_measures():
+    from benchmarks.dataset_load import CELLS, measure
+
+    config = CELLS[1].config | {"rows": 4000, "repeats": 1, "episode": 100}
+    found = measure(config)
+    assert found["transitions"] == 4000 - 36  # 4 of 40 episodes terminate, the others are cut
+    # 16 numbers a row; an index of 8 bytes, and a row and 16 bytes more per episode.
+    assert found["kept"] == pytest.approx(1 + (2 - 0.018) / 16 + (1 + 4 / 16) / 100, abs=0.002)
+    assert found["s"] > 0 and found["file_mb"] > 0

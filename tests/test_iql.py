@@ -60,7 +60,7 @@ def test_log_density_is_that_of_scaled_actions(deterministic):
 
 
 def test_an_update_is_the_papers_equations():
-    """Values, advantages and the target all of before the update; checked on one batch."""
+    """The advantage is of before V's step, V(s') of after it; checked on one batch."""
     data = random_data()
     config = IQLConfig(batch_size=16, hidden=(8,), compile="off", expectile=0.9, gamma=0.8,
                        inverse_temperature=2.0, polyak=0.25)  # fmt: skip
@@ -71,13 +71,15 @@ def test_an_update_is_the_papers_equations():
     batch = data.batch(data.draw(16, [torch.Generator().manual_seed(0)]))
     assert bool(batch.terminated.any())
     with torch.no_grad():
-        v, next_v = (made.value(x)[0, 0, :, 0] for x in (batch.obs, batch.next_obs))
+        v = made.value(batch.obs)[0, 0, :, 0]
         advantage = made.target(batch.obs, batch.action)[0].amin(0) - v
         q = made.critic(batch.obs, batch.action)[0]
-        y = batch.reward[0] + 0.8 * (1 - batch.terminated[0]) * next_v
         log_prob = made.actor.log_prob(batch.obs, batch.action)[0]
         before = [p.clone() for p in made.target.parameters()]
     found = dict(zip(iql.STATS, made.update(batch)[:, 0].tolist(), strict=True))
+    with torch.no_grad():
+        next_v = made.value(batch.next_obs)[0, 0, :, 0]
+    y = batch.reward[0] + 0.8 * (1 - batch.terminated[0]) * next_v
     weight = (2 * advantage).exp().clamp(max=100)
     side = torch.where(advantage < 0, 0.1, 0.9)
     assert found["loss/value"] == pytest.approx(float((side * advantage**2).mean()), rel=1e-4)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from recordings import all_kinds_of_ends, assert_same, family_arrays, numbered, write_hdf5
 
-from offline import d4rl, minari
+from offline import d4rl, minari, minari_files
 from offline.datasets import load
 from offline.transitions import Transitions
 
@@ -83,6 +83,20 @@ def test_episodes_come_by_number_and_not_by_name():
     assert load(folder).reward.tolist() == list(range(12))
 
 
+def test_infos_have_a_row_for_each_observation_and_lose_the_last():
+    infos = {"infos/qpos": numbered(4, 2), "infos/text": np.array([b"x"] * 4), "infos/one": 3.0}
+    folder = folder_of(episode(3, **infos))
+    found = load(folder, infos=True).infos
+    assert list(found) == ["qpos"]
+    np.testing.assert_array_equal(found["qpos"], numbered(3, 2))
+    with pytest.raises(ValueError, match="infos/text holds .S1, not numbers"):
+        load(folder, infos=["text"])
+    with pytest.raises(ValueError, match="infos/one has not one row for each of 3 steps"):
+        load(folder, infos=["one"])
+    with pytest.raises(ValueError, match="no infos/goal; there are: one, qpos, text"):
+        load(folder, infos=["goal"])
+
+
 def test_parts_of_a_dict_are_laid_out_by_name():  # pitfalls O-19
     parts = {
         "observations": None,
@@ -119,7 +133,9 @@ def test_from_one_format_to_the_other_and_back(data_format):
 
 
 def test_a_failed_write_leaves_nothing(monkeypatch):
-    monkeypatch.setattr(minari, "put", lambda *args: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr(
+        minari_files, "put", lambda *args: (_ for _ in ()).throw(OSError("disk full"))
+    )
     with pytest.raises(OSError, match="disk full"):
         minari.write(Path("toy-v0"), all_kinds_of_ends())
     assert not list(Path().iterdir())

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -191,6 +192,23 @@ def test_data_of_no_task_trains_without_evaluation(tmp_path, capsys):
     assert load_policy(tmp_path / "r")(torch.zeros(2, 39)).shape == (2, 28)
     spec = read_config(tmp_path / "r")["spec"]
     assert spec["task"] == "door-noise" and spec["action"][27]["high"] == 1.0
+
+
+def test_a_file_without_time_outs_needs_the_length_of_an_episode(tmp_path, hopper):
+    path = tmp_path / "hopper-cut.hdf5"
+    with h5py.File(hopper) as old, h5py.File(path, "w") as new:
+        for key in ("observations", "actions", "rewards", "terminals", "next_observations"):
+            if key in old:
+                new[key] = old[key][()]
+    words = ("--algo", "bc", "--dataset", str(path), *SMALL)
+    with pytest.raises(ValueError, match="episode.length"):
+        trained(tmp_path / "a", *words)
+    assert not (tmp_path / "a").exists()
+    trained(tmp_path / "b", *words, "--episode-length", "20")
+    data = read_config(tmp_path / "b")["data"]
+    assert data["episodes"] == 10 and data["dropped_at_timeouts"] == 5
+    resumed = ("--resume", str(tmp_path / "b"), "--total-steps", "50")
+    assert trained(tmp_path / "b", *resumed)[1]["step"] == 50
 
 
 def data_of(obs_size, action_size) -> Transitions:

@@ -14,6 +14,7 @@ from ctrl_rl.checkpoints import load_checkpoint
 from ctrl_rl.compiled import Diverged, MinibatchStep
 from ctrl_rl.networks import MLP, QEnsemble
 from ctrl_rl.policy import load_policy
+from ctrl_rl.report import write_report
 from ctrl_rl.runs import Run, find_checkpoint, read_config, read_metrics
 from offline import training
 from offline.networks import StackedMLP, StackedQ, normal, stream, uniform
@@ -178,6 +179,10 @@ def test_a_job_of_one_seed_is_one_run_folder(tmp_path, data):
     assert config["data"]["sha256"] == "ab" and config["data"]["transitions"] == len(data)
     assert [row["step"] for row in read_metrics(tmp_path / "r")] == [10, 20, 30, 40]
     assert load_policy(tmp_path / "r")(torch.zeros(1, 3)).shape == (1, 2)
+    page = write_report(tmp_path / "r").read_text()
+    assert "noise-v0" in page and "updates per second" in page
+    for wrong in ("env steps", "None environments", "roll-out"):
+        assert wrong not in page, page[page.index(wrong) - 100 :][:200]
     assert not list((tmp_path / "r").glob("s*"))
 
 

@@ -44,7 +44,7 @@ def faults_of_command(words: list[str]) -> list[str]:
         return [f"make has no target {w}" for w in words[1:] if "=" not in w and w not in targets]
     if name == "python" and words[1] == "-m":
         module = ROOT / (words[2].replace(".", "/") + ".py")
-        ours = words[2].split(".")[0] in ("benchmarks", "sim2real", "ctrl_rl", "robots")
+        ours = words[2].split(".")[0] in ("benchmarks", "sim2real", "ctrl_rl", "robots", "offline")
         return [f"no module {words[2]}"] if ours and not module.exists() else []
     if name == "python":
         return [] if (ROOT / words[1]).exists() else [f"no file {words[1]}"]
@@ -66,9 +66,11 @@ def faults_of_ctrl_rl(words: list[str]) -> list[str]:
     faults = [f"no task {t}" for t in tasks if t not in registry.names("tasks")]
     if faults:
         return faults
+    first = {"train": tasks, "dataset": rest[:1]}.get(command, [])  # what the flags depend on
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
-        cli.main([command, *(tasks if command == "train" else []), "--help"])
+        if cli.main([command, *first, "--help"]) != 0:
+            return [f"{command} refuses {' '.join(first)}"]
     shown = set(re.findall(r"--[\w.-]+", out.getvalue())) | {"--json", "--debug", "--help"}
     if command == "train":
         shown |= {"--resume", "--algo"}
@@ -88,6 +90,8 @@ def test_the_command_check_can_fail():
         "eval has no --episode"
     ]
     assert faults_of_command(["ctrl-rl", "train", "Pendulum-v0", "--algo.gama", "1"])
+    assert faults_of_command(["ctrl-rl", "dataset", "inof", "x"]) == ["dataset refuses inof"]
+    assert faults_of_command(["ctrl-rl", "dataset", "info", "x", "--form", "arrow"])
     assert faults_of_command(["make", "cake"]) == ["make has no target cake"]
     assert faults_of_command(["python", "examples/nothing.py"])
     assert faults_of_command(["ctrl-rl", "train", "Pendulum-v0", "--algo.gamma", "1"]) == []

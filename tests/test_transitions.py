@@ -129,8 +129,14 @@ def test_a_constant_column_stays_finite():
 
 def test_reward_presets_by_hand():
     # Returns: 1 + 1.1 + 1.2 = 3.3, and 2 + 2.1 = 4.1.
-    episodes = concatenate([episode(0, 3, terminated=True), episode(9, 2, reward=2.0)])
-    np.testing.assert_allclose(episodes.returns(), [3.3, 4.1])
+    ended = [episode(0, 3, terminated=True), episode(9, 2, reward=2.0, truncated=True)]
+    with_rest = concatenate([*ended, episode(20, 1, reward=0.5)])  # a recording that just stops
+    np.testing.assert_allclose(with_rest.returns(), [3.3, 4.1, 0.5])
+    assert reward_transform(with_rest, "locomotion") == pytest.approx((1000 / 0.8, 0.0))
+    ended[1] = episode(9, 2, reward=2.0)  # where one ended, it alone counts; else all
+    with pytest.raises(ValueError, match="all 1 are 3.3"):
+        reward_transform(concatenate(ended), "locomotion")
+    episodes = concatenate([episode(0, 3), episode(9, 2, reward=2.0)])
     assert reward_transform(episodes, "locomotion") == pytest.approx((1000 / 0.8, 0.0))
     data = Transitions.from_episodes(episodes, reward="locomotion")
     reward = data.batch(data.index[None]).reward[0]
