@@ -81,16 +81,23 @@ VARIANTS = {
     "no_return": ("metadiffuser", {"return_scale": 0.0}),
     "no_dynamics": ("metadiffuser", {"dynamics_scale": 0.0}),
     "no_guide": ("metadiffuser", {"return_scale": 0.0, "dynamics_scale": 0.0}),
-    "unconditioned": ("diffuser", {}),
+    "overshoot": ("metadiffuser", {"dynamics_scale": 10.0}),
+    "unconditioned": ("diffuser", {"dynamics_scale": 0.0}),
+    "unconditioned_both": ("diffuser", {}),
+    "unconditioned_none": ("diffuser", {"return_scale": 0.0, "dynamics_scale": 0.0}),
 }
-"""Variant -> learner, and what of its `PlanConfig` is otherwise."""
+"""Variant -> learner, and what of `PlanConfig` is not its default. Diffuser's own guide is that of
+the return alone."""
 
 LABELS = {
     "full": "MetaDiffuser",
     "no_return": "MetaDiffuser without the return guide",
     "no_dynamics": "MetaDiffuser without the dynamics guide",
     "no_guide": "MetaDiffuser without both guides",
+    "overshoot": "MetaDiffuser with a dynamics guide that overshoots",
     "unconditioned": "Diffuser",
+    "unconditioned_both": "Diffuser with the dynamics guide, too",
+    "unconditioned_none": "Diffuser without a guide",
 }
 """Variant -> its name in tables."""
 
@@ -109,7 +116,8 @@ def cells() -> list[Cell]:
                 found.append(Cell(name=f"{family}-{learner}-s{seed}", config=config))
             for variant, (learner, changes) in VARIANTS.items():
                 config = {"kind": "play", "family": family, "planner": learner, "seed": seed}
-                config |= {"settings": plan["train"], "plan": changes, "rows": plan["rows"]}
+                config |= {"settings": plan["train"], "rows": plan["rows"]}
+                config["plan"] = dataclasses.asdict(PlanConfig(**changes))
                 config |= {"warm_steps": plan["warm_steps"], "data": base}
                 found.append(Cell(name=f"{family}-{variant}-s{seed}", config=config))
     return found
@@ -145,7 +153,7 @@ def make_data(config: dict) -> dict:
     """
     family, seed = config["family"], config["seed"]
     task_class = ctrl_rl.registry.load("tasks", family)
-    start, results = time.process_time(), {}
+    results = {}
     for index in config["tasks"] or task_class.train:
         path = data_path(family, index)
         if not path.is_file():
@@ -176,7 +184,6 @@ def make_data(config: dict) -> dict:
         "steps": sum(e.num_steps for e in episodes.values()),
         "mean_return_by_stage": stages.mean(0).round(2).tolist(),
         "best_return_by_task": [float(e.returns().max()) for e in episodes.values()],
-        "cpu_s": round(time.process_time() - start, 1),
         "sha256": {str(i): hashlib.sha256(p.read_bytes()).hexdigest() for i, p in results.items()},
     }
 
@@ -296,7 +303,7 @@ def play(config: dict) -> dict:
     held_out = task_class.held_out
     task = task_class.Config(index=held_out)
     section = load_checkpoint(run_folder(config) / "checkpoints" / "last.pt")["policy"]
-    settings = dataclasses.replace(PlanConfig(**section["config"]["plan"]), **config["plan"])
+    settings = PlanConfig(**config["plan"])
     start = time.process_time()
     uniform = make_env(family, task, len(held_out), seed + EVALUATION_SEED)
     generator = torch.Generator().manual_seed(seed)

@@ -40,8 +40,10 @@ class PlanConfig:
     return_scale: float = 10.0
     """alpha_ret; 0 leaves the return guide out. Rewards and plans are normalised, so that tasks
     share it."""
-    dynamics_scale: float = 10.0
-    """alpha_dyn; 0 leaves the dynamics guide out."""
+    dynamics_scale: float = 0.25
+    """alpha_dyn; 0 leaves the dynamics guide out. J_dyn is quadratic in the observations, with a
+    curvature of up to 8 / d, and Sigma_k at most 1: above d / 4 a step may overshoot, and raise the
+    error that it should lower."""
     guide_steps: int = 2
     """Gradient steps of the guides per diffusion step (2 in Diffuser)."""
     unguided_steps: int = 1
