@@ -18,8 +18,8 @@ A critic gives the distribution of the return as probabilities of atoms z_1 .. z
 
 `project` shares the mass of each moved atom between its two neighbours among z_1 .. z_K, so that
 its mean stays. pi is a normal squashed by tanh to the bounds of each action dimension; it acts from
-the first step on. The two critics count alike: with layer normalisation the smaller one, as in SAC,
-would only be pessimistic (arXiv:2512.01996).
+the first step on. The two critics count alike, as in the code of arXiv:2512.01996; SAC's choice of
+the smaller one adds up to pessimism over the horizon, where layer normalisation keeps both sober.
 
 Deviations from the papers, each with its reason:
 
@@ -33,6 +33,7 @@ Deviations from the papers, each with its reason:
    the mean of their distributions, not each from its own: one projection instead of two.
 5. The target H is given for actions scaled to -1..1, see `ctrl_rl.sac`; the critics read them so.
 6. Adam without weight decay, one step size, no bfloat16: slower than float32 on these small layers.
+   Minibatches are smaller than the paper's and steps larger; `final_learning_rate` ends smoothly.
 
 Tensors: environments (N, ...), minibatch (B, ...), critics first (2, B, K).
 `docs/algorithms/fast_sac.md` explains every logged key.
@@ -64,6 +65,7 @@ from ctrl_rl.spec import EnvSpec
 METRICS: dict[str, str] = {
     "loss/critic": "L_Q, mean over the updates since the last row [nat]",
     "loss/actor": "L_pi, mean over those of them that step the actor [reward]",
+    "loss/learning_rate": "Adam's step size since the last row",
     "value/q": "mean value of the target distributions on the minibatches [reward]",
     "value/edge_mass": "mass of the target distributions on the outermost atoms: 0 is well",
     "policy/entropy": "mean of -log pi of the drawn actions, in action units [nat]",
@@ -110,6 +112,8 @@ class FastSACConfig:
     """Updates of the critics per update of actor and temperature."""
     learning_rate: float = 1e-3
     """Adam's step size for actor, critics and temperature."""
+    final_learning_rate: float | None = None
+    """What it falls to by the end of training, in proportion to env steps; None keeps it."""
     gamma: float = 0.99
     """Discount per step."""
     polyak: float = 0.02
@@ -157,6 +161,11 @@ class FastSACConfig:
                 "target_entropy",
                 self.target_entropy is None or math.isfinite(self.target_entropy),
                 "a number or None",
+            ),
+            (
+                "final_learning_rate",
+                self.final_learning_rate is None or 0 < self.final_learning_rate < math.inf,
+                "positive or None",
             ),
             (
                 "action_bound",
@@ -332,6 +341,14 @@ class FastSAC:
         for group, rows in self._seen.items():
             self.normalizers[group].update(torch.cat(rows))
             rows.clear()
+
+    def set_learning_rate(self, step: int) -> float:
+        """Fix the step size of the updates to come, `step` env steps after the start."""
+        first, last = self.config.learning_rate, self.config.final_learning_rate
+        rate = first if last is None else first + (last - first) * step / self.config.total_steps
+        for each in (self.actor_step, self.critic_step):
+            each.learning_rate.fill_(rate)
+        return rate
 
     def update(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """One step of the critics, each `policy_delay`-th time of the actor; then the targets.
@@ -511,6 +528,7 @@ def train(
     obs, num_envs = env.observe(), env.spec.num_envs
     while step < config.total_steps and not run.stopping(step):
         began, update_s, stats, first = time.perf_counter(), 0.0, [], step
+        learning_rate = learner.set_learning_rate(step)
         while step < min(first + LOG_EVERY, config.total_steps):
             action = learner.act(obs)
             result = env.step(action)
@@ -530,7 +548,7 @@ def train(
         metrics = {**learner.tally.flush(), "replay/size": len(replay)}
         if stats:
             try:
-                metrics |= learner.figures(stats)
+                metrics |= learner.figures(stats) | {"loss/learning_rate": learning_rate}
             except Diverged as error:
                 raise Diverged(
                     f"training diverged before step {step}: {error}; the last checkpoint is kept. "

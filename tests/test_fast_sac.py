@@ -31,6 +31,7 @@ from test_off_policy import (  # the contract, collected here once more for this
     test_unbounded_and_discrete_actions_are_refused,  # noqa: F401
     test_updates_count_env_steps_whatever_the_number_of_environments,  # noqa: F401
     test_updates_move_every_weight_and_leave_the_batch_alone,  # noqa: F401
+    without_time,
 )
 from test_ppo import Blind, Counter, differing, slope
 
@@ -283,6 +284,30 @@ def test_learning_and_acting_see_normalised_observations():
     assert torch.equal(learner.act(batch.obs), twin.act(scaled.obs))
 
 
+# Learning rate ------------------------------------------------------------------------------
+
+
+def test_the_learning_rate_falls_with_the_env_steps_also_on_resuming(tmp_path):
+    settings = {"total_steps": 256, "learning_rate": 1e-3, "final_learning_rate": 2e-4}
+    whole = CASE.train(pendulum(), Run(tmp_path / "whole", console=False), **settings)
+    # 1e-3 - 8e-4 k / 4 for k = 0 .. 3
+    found = [row["loss/learning_rate"] for row in whole.rows]
+    assert found == pytest.approx([1e-3, 8e-4, 6e-4, 4e-4])
+    CASE.train(pendulum(), Run(tmp_path / "parts", stop_after=100, console=False), **settings)
+    parts = CASE.train(pendulum(), Run(tmp_path / "parts", resume=True, console=False), **settings)
+    assert without_time(parts.rows) == without_time(whole.rows)
+    saved = torch.load(tmp_path / "whole/checkpoints/last.pt")["learner"]
+    for part in ("actor_step", "critic_step"):
+        rate = saved[part]["optimizer"]["param_groups"][0]["lr"]
+        assert rate.item() == pytest.approx(4e-4), part
+
+
+def test_the_learning_rate_stays_unless_told():
+    learner = CASE.make(pendulum(), learning_rate=7e-4)
+    assert learner.set_learning_rate(learner.config.total_steps) == 7e-4
+    assert learner.critic_step.learning_rate.item() == pytest.approx(7e-4)
+
+
 # Bounds -------------------------------------------------------------------------------------
 
 
@@ -393,6 +418,7 @@ def test_a_diverged_learner_stops_with_its_checkpoint(tmp_path, monkeypatch):
         {"warmup_steps": -1},
         {"updates_per_step": 0.0},
         {"learning_rate": math.nan},
+        {"final_learning_rate": 0.0},
         {"gamma": 1.1},
         {"polyak": 0.0},
         {"num_atoms": 1},
