@@ -32,8 +32,8 @@ Deviations from the papers, each with its reason:
 4. The critics start at a value near 0, not in the middle of z_1 .. z_K. Both learn from one target,
    the mean of their distributions, not each from its own: one projection instead of two.
 5. The target H is given for actions scaled to -1..1, see `ctrl_rl.sac`; the critics read them so.
-6. Adam without weight decay, one step size, no bfloat16: slower than float32 on these small layers.
-   Minibatches are smaller than the paper's and steps larger; `final_learning_rate` ends smoothly.
+6. Adam without weight decay, one step size for all, which may fall linearly; no bfloat16, which is
+   slower than float32 on these small layers.
 
 Tensors: environments (N, ...), minibatch (B, ...), critics first (2, B, K).
 `docs/algorithms/fast_sac.md` explains every logged key.
