@@ -249,7 +249,7 @@ class Go1Velocity(TaskEnv):
         },
         "fast_sac": {
             "num_envs": 512,
-            "total_steps": 1_500_000,
+            "total_steps": 2_500_000,
             "eval_every": 1_000_000,
             "updates_per_step": 1 / 128,
             "buffer_size": 500_000,
@@ -260,7 +260,7 @@ class Go1Velocity(TaskEnv):
             "polyak": 0.1,
             "value_bound": 3.0,
             "initial_temperature": 1e-3,
-            "target_entropy": -8.0,
+            "target_entropy": -18.0,
             "initial_std": 0.15,
             "action_bound": 1.5,
             "critic_hidden": (128, 128),
