@@ -20,7 +20,7 @@ from ctrl_rl.runs import read_metrics
 TASK = "Go1-Velocity-Flat-v0"
 PICTURE = ROOT / "docs" / "images" / "go1-learners.png"
 SEEDS = range(3)
-EVALUATE_EVERY = {"ppo": 200_000, "fast_sac": 50_000}
+EVALUATE_EVERY = {"ppo": 200_000, "fast_sac": 200_000}
 FIGURES = {
     "episode_return": "Return of an episode",
     "error_lin_vel_x": "Forward velocity, mean error [m/s]",

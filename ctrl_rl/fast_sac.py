@@ -7,17 +7,19 @@ distributional perspective on reinforcement learning", ICML 2017, arXiv:1707.068
 
 A critic gives the distribution of the return as probabilities of atoms z_1 .. z_K:
 
-    p_i(s, a) = softmax(critic_i(s, a)),          Q_i = sum_k p_ik z_k
+    p_i(s, a) = softmax(critic_i(s, a)),          Q = mean_i sum_k p_ik z_k
     R, s'    = sum of m <= n discounted rewards, and what followed;  discount = gamma^m, or 0
-    j        = argmin_i Qbar_i(s', a'),           a' drawn from pi(.|s')
-    target   = project(pbar_j(s', a') moved to R + discount (z - alpha log pi(a'|s')))
+    target   = project(mean_i pbar_i(s', a') moved to R + discount (z - alpha log pi(a'|s'))),
+                                                  a' drawn from pi(.|s')
     L_Q      = -mean sum_i sum_k target_k log p_ik(s, a)
-    L_pi     = mean (alpha log pi(a|s) - min_i Q_i(s, a)),     a drawn from pi(.|s)
+    L_pi     = mean (alpha log pi(a|s) - Q(s, a)),             a drawn from pi(.|s)
     L_alpha  = mean log alpha (-log pi(a|s) - H)
     Qbar    <- (1 - polyak) Qbar + polyak Q
 
 `project` shares the mass of each moved atom between its two neighbours among z_1 .. z_K, so that
-its mean stays. pi is a normal squashed by tanh to the bounds of each action dimension.
+its mean stays. pi is a normal squashed by tanh to the bounds of each action dimension; it acts from
+the first step on. The two critics count alike, as in the code of arXiv:2512.01996; SAC's choice of
+the smaller one adds up to pessimism over the horizon, where layer normalisation keeps both sober.
 
 Deviations from the papers, each with its reason:
 
@@ -27,9 +29,11 @@ Deviations from the papers, each with its reason:
    are those of older policies.
 3. Observation statistics are frozen between rows of the log: acting and learning see the same
    ones. The replay holds raw observations.
-4. The critics start at a value near 0, not in the middle of z_1 .. z_K.
+4. The critics start at a value near 0, not in the middle of z_1 .. z_K. Both learn from one target,
+   the mean of their distributions, not each from its own: one projection instead of two.
 5. The target H is given for actions scaled to -1..1, see `ctrl_rl.sac`; the critics read them so.
-6. Adam without weight decay, one step size, no bfloat16: slower than float32 on these small layers.
+6. Adam without weight decay, one step size for all, which may fall linearly; no bfloat16, which is
+   slower than float32 on these small layers.
 
 Tensors: environments (N, ...), minibatch (B, ...), critics first (2, B, K).
 `docs/algorithms/fast_sac.md` explains every logged key.
@@ -61,6 +65,7 @@ from ctrl_rl.spec import EnvSpec
 METRICS: dict[str, str] = {
     "loss/critic": "L_Q, mean over the updates since the last row [nat]",
     "loss/actor": "L_pi, mean over those of them that step the actor [reward]",
+    "loss/learning_rate": "Adam's step size since the last row",
     "value/q": "mean value of the target distributions on the minibatches [reward]",
     "value/edge_mass": "mass of the target distributions on the outermost atoms: 0 is well",
     "policy/entropy": "mean of -log pi of the drawn actions, in action units [nat]",
@@ -94,7 +99,7 @@ class FastSACConfig:
     seed: int = 0
     """Decides initial weights, action noise and what is drawn from the replay."""
     warmup_steps: int = 10_000
-    """Steps with uniform actions and without updates at the start [env steps]."""
+    """Steps without updates at the start; the policy acts as it began [env steps]."""
     updates_per_step: float = 1 / 16
     """Updates per env step, whatever the number of environments."""
     buffer_size: int = 1_000_000
@@ -107,6 +112,8 @@ class FastSACConfig:
     """Updates of the critics per update of actor and temperature."""
     learning_rate: float = 1e-3
     """Adam's step size for actor, critics and temperature."""
+    final_learning_rate: float | None = None
+    """What it falls to by the end of training, in proportion to env steps; None keeps it."""
     gamma: float = 0.99
     """Discount per step."""
     polyak: float = 0.02
@@ -156,6 +163,11 @@ class FastSACConfig:
                 "a number or None",
             ),
             (
+                "final_learning_rate",
+                self.final_learning_rate is None or 0 < self.final_learning_rate < math.inf,
+                "positive or None",
+            ),
+            (
                 "action_bound",
                 self.action_bound is None or 0 < self.action_bound < math.inf,
                 "positive or None",
@@ -179,10 +191,8 @@ def target_distribution(
     temperature: Tensor,
     atoms: Tensor,
 ) -> Tensor:
-    """Target (B, K) from the target critics' logits (2, B, K), the smaller mean per sample."""
-    prob = next_logits.softmax(-1)
-    q = (prob * atoms).sum(-1)
-    prob = torch.where((q[0] <= q[1])[:, None], prob[0], prob[1])
+    """Target (B, K) from the target critics' logits (2, B, K): the mean of the two, moved."""
+    prob = next_logits.softmax(-1).mean(0)
     moved = atoms - (temperature * next_log_prob)[:, None]
     return project(prob, reward[:, None] + discount[:, None] * moved, atoms)
 
@@ -194,7 +204,7 @@ def critic_loss(logits: Tensor, target: Tensor) -> Tensor:
 
 def actor_loss(log_prob: Tensor, q: Tensor, temperature: Tensor) -> Tensor:
     """L_pi from log pi(a|s) (B,) and Q(s, a) (2, B)."""
-    return (temperature * log_prob - q.amin(0)).mean()
+    return (temperature * log_prob - q.mean(0)).mean()
 
 
 class Actor(nn.Module):
@@ -317,12 +327,6 @@ class FastSAC:
         x = self._normalize("actor", obs)
         return self.actor.distribution(x).sample(self._noise(len(x)))
 
-    def act_randomly(self) -> Tensor:
-        """An action (N, A) uniform within the bounds."""
-        shape = (self.spec.num_envs, self.spec.action_size)
-        x = torch.rand(shape, generator=self.generator, device=self.device)
-        return torch.lerp(self.actor.low, self.actor.high, x)
-
     def see(self, obs: Obs, step: Step) -> None:
         """Note for the statistics what was acted on, and true successors of rows that ended."""
         reached = (step.terminated | step.truncated).clone()
@@ -337,6 +341,14 @@ class FastSAC:
         for group, rows in self._seen.items():
             self.normalizers[group].update(torch.cat(rows))
             rows.clear()
+
+    def set_learning_rate(self, step: int) -> float:
+        """Fix the step size of the updates to come, `step` env steps after the start."""
+        first, last = self.config.learning_rate, self.config.final_learning_rate
+        rate = first if last is None else first + (last - first) * step / self.config.total_steps
+        for each in (self.actor_step, self.critic_step):
+            each.learning_rate.fill_(rate)
+        return rate
 
     def update(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """One step of the critics, each `policy_delay`-th time of the actor; then the targets.
@@ -511,8 +523,9 @@ def train(
     obs, num_envs = env.observe(), env.spec.num_envs
     while step < config.total_steps and not run.stopping(step):
         began, update_s, stats, first = time.perf_counter(), 0.0, [], step
+        learning_rate = learner.set_learning_rate(step)
         while step < min(first + LOG_EVERY, config.total_steps):
-            action = learner.act(obs) if step >= config.warmup_steps else learner.act_randomly()
+            action = learner.act(obs)
             result = env.step(action)
             replay.add(obs, action, result)
             learner.see(obs, result)
@@ -530,7 +543,7 @@ def train(
         metrics = {**learner.tally.flush(), "replay/size": len(replay)}
         if stats:
             try:
-                metrics |= learner.figures(stats)
+                metrics |= learner.figures(stats) | {"loss/learning_rate": learning_rate}
             except Diverged as error:
                 raise Diverged(
                     f"training diverged before step {step}: {error}; the last checkpoint is kept. "

@@ -31,6 +31,7 @@ from test_off_policy import (  # the contract, collected here once more for this
     test_unbounded_and_discrete_actions_are_refused,  # noqa: F401
     test_updates_count_env_steps_whatever_the_number_of_environments,  # noqa: F401
     test_updates_move_every_weight_and_leave_the_batch_alone,  # noqa: F401
+    without_time,
 )
 from test_ppo import Blind, Counter, differing, slope
 
@@ -113,16 +114,17 @@ def test_projection_keeps_mass_and_mean_and_agrees_with_a_loop():
     torch.testing.assert_close((found * atoms).sum(1), mean)
 
 
-def test_the_target_is_that_of_the_smaller_critic_per_sample():
+def test_the_target_is_the_mean_of_both_critics():
     atoms = torch.tensor([-1.0, 0.0, 1.0])
     big = 50.0  # a logit that leaves the others nothing
     one, zero, minus = big * torch.eye(3).flip(0)
     logits = torch.stack([torch.stack([one, minus]), torch.stack([zero, zero])])
     reward, discount = torch.tensor([0.0, 0.5]), torch.tensor([1.0, 0.5])
-    log_prob, alpha = torch.tensor([-1.0, 0.0]), torch.tensor(0.25)
+    log_prob, alpha = torch.tensor([1.0, 0.0]), torch.tensor(0.25)
     found = target_distribution(reward, discount, logits, log_prob, alpha, atoms)
-    # Row 0: min(1, 0) = 0, and 0.25 for the entropy. Row 1: min(-1, 0) = -1: 0.5 - 0.5 = 0.
-    expected = torch.tensor([[0.0, 0.75, 0.25], [0.0, 1.0, 0.0]])
+    # Row 0: half at 1, half at 0, moved by -0.25 for the entropy: to 0.75 and -0.25.
+    # Row 1: half at -1, half at 0, moved to 0.5 - 0.5 = 0 and 0.5.
+    expected = torch.tensor([[0.125, 0.5, 0.375], [0.0, 0.75, 0.25]])
     torch.testing.assert_close(found, expected)
 
 
@@ -133,13 +135,13 @@ def test_losses_by_hand():
     assert fast_sac.critic_loss(logits, target).item() == pytest.approx(1.5301, abs=1e-4)
     q = torch.tensor([[1.0, 3.0], [2.0, 0.0]])
     found = fast_sac.actor_loss(torch.tensor([-1.0, 2.0]), q, torch.tensor(0.5))
-    assert found.item() == -0.25  # (0.5 * -1 - 1 + 0.5 * 2 - 0) / 2
+    assert found.item() == -1.25  # (0.5 * -1 - 1.5 + 0.5 * 2 - 1.5) / 2
 
 
 def test_critics_start_near_zero_wherever_the_atoms_reach():
     env = TwoBounds(num_envs=8)
     learner = CASE.make(env, value_bound=400.0, num_atoms=101)
-    value = learner.critic.value(env.observe()["actor"], learner.act_randomly())
+    value = learner.critic.value(env.observe()["actor"], 9 * torch.rand(8, 2))
     assert value.abs().max() < 8.0  # one spacing
 
 
@@ -218,6 +220,19 @@ def test_the_critic_finds_the_value_beyond_the_time_limit(bootstraps):
         assert found < 3
 
 
+# Warm-up ------------------------------------------------------------------------------------
+
+
+def test_the_policy_acts_from_the_first_step_and_learns_after_the_warm_up():
+    """Uniform actions would throw a robot over that stands: see the page of FastSAC."""
+    env, sent = TwoBounds(num_envs=4), []
+    step = env.step
+    env.step = lambda action: (sent.append(action.clone()), step(action))[1]
+    run = CASE.train(env, total_steps=128, warmup_steps=64, initial_std=1e-3)
+    assert (torch.stack(sent)[:16] - torch.tensor([0.0, 5.0])).abs().max() < 0.5
+    assert ["loss/critic" in row for row in run.rows] == [False, True]
+
+
 # Statistics ---------------------------------------------------------------------------------
 
 
@@ -266,6 +281,30 @@ def test_learning_and_acting_see_normalised_observations():
     for part in ("actor", "critic", "target"):
         assert differing(a[part], b[part]) == [], part
     assert torch.equal(learner.act(batch.obs), twin.act(scaled.obs))
+
+
+# Learning rate ------------------------------------------------------------------------------
+
+
+def test_the_learning_rate_falls_with_the_env_steps_also_on_resuming(tmp_path):
+    settings = {"total_steps": 256, "learning_rate": 1e-3, "final_learning_rate": 2e-4}
+    whole = CASE.train(pendulum(), Run(tmp_path / "whole", console=False), **settings)
+    # 1e-3 - 8e-4 k / 4 for k = 0 .. 3
+    found = [row["loss/learning_rate"] for row in whole.rows]
+    assert found == pytest.approx([1e-3, 8e-4, 6e-4, 4e-4])
+    CASE.train(pendulum(), Run(tmp_path / "parts", stop_after=100, console=False), **settings)
+    parts = CASE.train(pendulum(), Run(tmp_path / "parts", resume=True, console=False), **settings)
+    assert without_time(parts.rows) == without_time(whole.rows)
+    saved = torch.load(tmp_path / "whole/checkpoints/last.pt")["learner"]
+    for part in ("actor_step", "critic_step"):
+        rate = saved[part]["optimizer"]["param_groups"][0]["lr"]
+        assert rate.item() == pytest.approx(4e-4), part
+
+
+def test_the_learning_rate_stays_unless_told():
+    learner = CASE.make(pendulum(), learning_rate=7e-4)
+    assert learner.set_learning_rate(learner.config.total_steps) == 7e-4
+    assert learner.critic_step.learning_rate.item() == pytest.approx(7e-4)
 
 
 # Bounds -------------------------------------------------------------------------------------
@@ -361,6 +400,7 @@ def test_warm_start_takes_weights_and_statistics_alone():
         {"warmup_steps": -1},
         {"updates_per_step": 0.0},
         {"learning_rate": math.nan},
+        {"final_learning_rate": 0.0},
         {"gamma": 1.1},
         {"polyak": 0.0},
         {"num_atoms": 1},

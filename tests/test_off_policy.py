@@ -67,10 +67,11 @@ def pendulum(num_envs=4, seed=0):
 
 
 def filled(learner, env, steps=50):
-    """A replay of random steps."""
+    """A replay of steps with uniform actions."""
     replay, obs = learner.make_replay(), env.observe()
     for _ in range(steps):
-        action = learner.act_randomly()
+        x = torch.rand(env.spec.num_envs, env.spec.action_size, generator=learner.generator)
+        action = torch.lerp(learner.actor.low, learner.actor.high, x)
         step = env.step(action)
         replay.add(obs, action, step)
         obs = step.obs
@@ -200,17 +201,25 @@ def test_the_critic_reads_its_group(case):
 def test_actions_stay_within_the_bounds_of_each_dimension(case):
     env = TwoBounds(num_envs=4000)
     learner = case.make(env, buffer_size=4000)
-    random = learner.act_randomly()
-    low, high = torch.tensor([-1.0, 0.0]), torch.tensor([1.0, 10.0])
-    for x in (random, learner.act(env.observe())):
-        assert ((x >= low) & (x <= high)).all()
-        assert x.std(0, correction=0).min() > 0  # each row has its own noise ...
-        assert abs(torch.corrcoef(x.T)[0, 1]) < 0.1  # ... and each dimension
-    assert random.mean(0).tolist() == pytest.approx([0.0, 5.0], abs=0.15)
-    assert random.std(0).tolist() == pytest.approx([2 / 12**0.5, 10 / 12**0.5], rel=0.05)
+    check_noise(learner.act(env.observe()))
     # The last layer starts small: the policy's mode is near the middle.
     policy = Policy.from_section(learner.policy_section())
     assert policy(env.observe()).mean(0).tolist() == pytest.approx([0.0, 5.0], abs=0.5)
+
+
+def check_noise(action):
+    """Within the bounds of `TwoBounds`; each row has its own noise, and each dimension."""
+    low, high = torch.tensor([-1.0, 0.0]), torch.tensor([1.0, 10.0])
+    assert ((action >= low) & (action <= high)).all()
+    assert action.std(0, correction=0).min() > 0
+    assert abs(torch.corrcoef(action.T)[0, 1]) < 0.1
+
+
+def test_the_warm_up_is_uniform(case):
+    random = case.make(TwoBounds(num_envs=4000), buffer_size=4000).act_randomly()
+    check_noise(random)
+    assert random.mean(0).tolist() == pytest.approx([0.0, 5.0], abs=0.15)
+    assert random.std(0).tolist() == pytest.approx([2 / 12**0.5, 10 / 12**0.5], rel=0.05)
 
 
 def test_unbounded_and_discrete_actions_are_refused(case):
