@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctrl_rl.distributions import squash
+from ctrl_rl.distributions import squash, unit_scaled
 from ctrl_rl.networks import ACTIVATIONS, MLP
 
 
@@ -137,7 +137,7 @@ class StackedQ(nn.Module):
 
     def forward(self, obs: Tensor, action: Tensor, members: int | None = None) -> Tensor:
         """(S, B, d) and (S, B, A) in action units to (S, E, B), or of the first `members`."""
-        scaled = (2 * action - (self.high + self.low)) / (self.high - self.low)
+        scaled = unit_scaled(action, self.low, self.high)
         return self.net(torch.cat([obs, scaled], -1), members)[..., 0]
 
 
