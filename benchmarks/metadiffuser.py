@@ -6,8 +6,8 @@
 Three kinds of cells, each of which goes on where it was stopped:
 
 - `<family>-data` trains one of our learners on each training task alone, from scratch, and records
-  behaviour: episodes of uniform actions and of the policy at each tenth of its training, with its
-  exploration noise. So the data is a mixture from random to trained.
+  behaviour: episodes of uniform actions and of the policy at each of its 8 to 10 checkpoints, with
+  its exploration noise. So the data is a mixture from random to trained.
 - `<family>-<learner>-s<seed>` trains MetaDiffuser or Diffuser on that data.
 - `<family>-<variant>-s<seed>` plays the held-out tasks; MetaDiffuser is first shown the first
   `warm_steps` steps of one episode of uniform actions per task.
@@ -133,7 +133,7 @@ def measure(config: dict) -> dict:
 
 
 class KeepPolicies(ctrl_rl.Run):
-    """A run in memory that keeps the policy of each of its ten checkpoints."""
+    """A run in memory that keeps the policy of each of its checkpoints."""
 
     def __init__(self) -> None:
         super().__init__(console=False)
