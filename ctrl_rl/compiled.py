@@ -46,7 +46,7 @@ Adapt = Callable[[Tensor, Tensor], Tensor]
 
 
 class Diverged(RuntimeError):
-    """Loss or gradient is not a finite number; the weights are still those of the step before."""
+    """Loss or gradient is not a finite number."""
 
 
 class MinibatchStep:
@@ -136,22 +136,23 @@ class MinibatchStep:
                 False.
         """
         rows = len(batch[0])  # in a group of processes there may be none
-        if self.compiled and self._graphs is None and rows:
+        if self.compiled and self._graphs is None:
             self._compile(batch)
-        if self._graphs is None or not self.compiled or not rows:
+        if self._graphs is None or not self.compiled:
             gradient, stats = self._of_all_ranks(*self._gradient(*batch), rows)
             if self.check_each:
                 self.check(stats)
             self._eager_step(gradient, stats)
             return stats
-        with torch.no_grad():
-            if len(self._graphs) == 1:
+        if len(self._graphs) == 1:
+            with torch.no_grad():
                 stats = self._graphs[0](*self._adam_state(), *batch)
-                if self.check_each:
-                    self.check(stats)
-                return stats
-            compiled_gradient, compiled_adam = self._graphs
-            gradient, stats = compiled_gradient(self._flat.detach(), *batch)
+            if self.check_each:
+                self.check(stats)
+            return stats
+        compiled_adam = self._graphs[1]
+        gradient, stats = self._compiled_gradient(self._graphs[0], batch)
+        with torch.no_grad():
             gradient, stats = self._of_all_ranks(gradient, stats, rows)
             if self.check_each:
                 self.check(stats)
@@ -241,22 +242,25 @@ class MinibatchStep:
         return stats
 
     def _compile(self, batch: tuple[Tensor, ...]) -> None:
-        """Build the graphs and try them on copies; if they cannot be built, stay eager."""
+        """Build the graphs and try them on copies; if they cannot be built, stay eager.
+
+        In a group of processes all compile or none does: their bits would differ.
+        """
+        reason = "on another rank"
         for attempt in (1, 2):
             try:
-                return self._build(batch)
+                self._build(batch)
+                break
             except Exception as error:  # the compiler raises many kinds for many causes
                 reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
                 if attempt == 2 or not _clear_cache():
                     break
-        self.compiled = False
-        warnings.warn(f"compilation failed, going on in eager mode: {reason}", stacklevel=3)
+        if distributed.any_rank(self._graphs is None):
+            self._graphs, self.compiled = None, False
+            warnings.warn(f"compilation failed, going on in eager mode: {reason}", stacklevel=3)
 
     def _build(self, batch: tuple[Tensor, ...]) -> None:
         _use_cache()
-        if distributed.world_size() > 1:  # a rank's part of a minibatch has no fixed size
-            for x in batch:
-                torch._dynamo.maybe_mark_dynamic(x, 0)
         with torch.no_grad():
             state = [] if self._foreign else [x.detach().clone() for x in self._adam_state()]
             if state and distributed.world_size() == 1:
@@ -264,10 +268,21 @@ class MinibatchStep:
                 graphs[0](*state, *batch)
             else:
                 graphs = _graph(self._functional_gradient), _graph(self._functional_adam)
-                gradient, stats = graphs[0](self._flat.detach(), *batch)
+                gradient, stats = self._compiled_gradient(graphs[0], batch)
                 if state:
                     graphs[1](*state, gradient, stats)
         self._graphs = graphs
+
+    def _compiled_gradient(self, graph: Callable, batch: tuple[Tensor, ...]):
+        """`_gradient` by its graph; a rank without rows of the minibatch has nothing to compile."""
+        if not len(batch[0]):
+            with torch.enable_grad():
+                return self._gradient(*batch)
+        if distributed.world_size() > 1:  # a rank's part of a minibatch has no fixed size
+            for x in batch:
+                torch._dynamo.maybe_mark_dynamic(x, 0)
+        with torch.no_grad():
+            return graph(self._flat.detach(), *batch)
 
     def _adam_state(self) -> tuple[Tensor, ...]:
         """What `_functional_adam` writes to, in its order."""

@@ -1,5 +1,6 @@
 """Learning curves: one run's figures on a page, and runs over seeds beside each other."""
 
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +26,12 @@ GROUPS = (  # title, keys (or prefixes ending in "/") that share a panel
     ("Standard deviation of the action", ("policy/std",)),
     ("Learning rate", ("loss/learning_rate",)),
     ("Value loss", ("loss/value",)),
+    ("Critic loss", ("loss/critic",)),
+    ("Actor loss", ("loss/actor",)),
+    ("Action value [reward]", ("value/q", "value/v", "value/gain")),
+    ("Average reward per step", ("rollout/average_reward", "eval/average_reward")),
+    ("Entropy of the action [nat]", ("policy/entropy",)),
+    ("Temperature", ("policy/temperature",)),
     ("Env steps per second", ("time/env_steps_per_s",)),
 )
 IQM_FROM = 5
@@ -84,7 +91,7 @@ def draw_run(folder: Path) -> Path | None:
 def draw_comparison(
     folders: Sequence[Path], path: Path, key: str = "eval/episode_return"
 ) -> tuple[dict[str, dict], list[Path]]:
-    """Draw one figure of several runs; those of one task and algorithm are seeds of one line.
+    """Draw one figure of several runs; those that differ by seed and length alone are one line.
 
     The line is the mean, from five runs on the interquartile mean (Agarwal et al., "Deep
     reinforcement learning at the edge of the statistical precipice", 2021, arXiv:2108.13264); the
@@ -103,13 +110,13 @@ def draw_comparison(
         ValueError: not a run folder, or the key was logged by none of them.
     """
     lines: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
-    left_out, units = [], []
+    left_out, units, names = [], [], _line_names(folders)
     for folder in folders:
         config = read_config(folder)
         x, y = series(read_metrics(folder), key)
         if len(x):
             units.append(step_unit(config))
-            lines.setdefault(f"{config['task']} · {config['algo']}", []).append((x, y))
+            lines.setdefault(names[folder], []).append((x, y))
         else:
             left_out.append(folder)
     if not lines:
@@ -199,7 +206,30 @@ def _panels(rows: Sequence[dict]) -> list[tuple[str, list[str]]]:
         ]
         if keys:
             panels.append((title, keys))
-    return panels
+    shown = {key for _, keys in panels for key in keys}
+    rest = [key for key in logged if key not in shown and not key.startswith("time/")]
+    return panels + [(key, [key]) for key in rest]
+
+
+def _line_names(folders: Sequence[Path]) -> dict[Path, str]:
+    """Task and algorithm of each run, with the settings that differ among runs of the same two."""
+    runs: dict[str, dict[Path, dict[str, str]]] = {}
+    for folder in folders:
+        config = read_config(folder)
+        settings = {
+            f"{part}.{key}": json.dumps(value)
+            for part, name in (("algo", "algo_config"), ("task", "task_config"))
+            for key, value in config[name].items()
+            if key not in ("seed", "total_steps", "compile")
+        }
+        runs.setdefault(f"{config['task']} · {config['algo']}", {})[folder] = settings
+    names = {}
+    for name, found in runs.items():
+        keys = dict.fromkeys(key for settings in found.values() for key in settings)
+        differ = [key for key in keys if len({s.get(key) for s in found.values()}) > 1]
+        for folder, settings in found.items():
+            names[folder] = " · ".join([name, *(f"{key} {settings.get(key)}" for key in differ)])
+    return names
 
 
 def _label(key: str, title: str) -> str:

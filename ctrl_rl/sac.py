@@ -143,6 +143,10 @@ class SACConfig:
         for name, good, wanted in checks:
             if not good:
                 raise ValueError(f"{name} must be {wanted}, not {getattr(self, name)!r}")
+        if self.temperature is not None:
+            for name, default in (("target_entropy", None), ("initial_temperature", 1.0)):
+                if getattr(self, name) != default:
+                    raise ValueError(f"{name} has no effect with a kept temperature: leave one out")
 
 
 STATS = ("value/q", "loss/critic", "policy/entropy", "policy/temperature", "loss/actor")
@@ -351,6 +355,8 @@ class SAC:
         try:
             for name in ("actor", "critic", "target"):
                 getattr(self, name).load_state_dict(state[name])
+            if self.config.temperature is not None:  # kept, whatever the other run's was
+                self.actor.log_temperature.fill_(math.log(self.config.temperature))
         except (RuntimeError, KeyError) as error:
             text = " ".join(str(error).split())
             raise ValueError(f"cannot start from a run with other networks: {text}") from None

@@ -203,6 +203,29 @@ def test_what_is_compiled_equals_eager_and_a_bad_number_changes_nothing(monkeypa
     assert not torch.equal(weights(module), before[0])
 
 
+def test_a_rank_without_rows_takes_the_same_step_in_compiled_mode(monkeypatch):
+    monkeypatch.setattr(compiled, "_graph", lambda function: function)
+    monkeypatch.setattr(compiled.distributed, "world_size", lambda: 2)
+    monkeypatch.setattr(compiled.distributed, "any_rank", lambda flag: flag)
+    means = {}
+    a, b = (MinibatchStep(Pair(), objective, 1e-2, 0.5, shrink, compiled=True) for _ in range(2))
+    for k in range(6):
+        mean = lambda x, rows, k=k: means.setdefault(k, x.clone())  # noqa: E731
+        monkeypatch.setattr(compiled.distributed, "weighted_mean", mean)
+        a(*data(k))
+        b(*(x[: 0 if k % 2 == 0 else None] for x in data(k)))
+        assert torch.equal(a._flat, b._flat)
+
+
+def test_in_a_group_none_compiles_where_one_cannot(monkeypatch):
+    monkeypatch.setattr(compiled, "_graph", lambda function: function)
+    monkeypatch.setattr(compiled.distributed, "any_rank", lambda flag: True)
+    step = MinibatchStep(Pair(), objective, 1e-2, 0.5, compiled=True)
+    with pytest.warns(UserWarning, match="going on in eager mode: on another rank"):
+        step(*data())
+    assert step._graphs is None and not step.state_dict()["compiled"]
+
+
 def test_without_a_compiler_it_goes_on_in_eager_mode(cache, monkeypatch):
     calls = []
 

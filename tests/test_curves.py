@@ -8,11 +8,12 @@ import pytest
 from ctrl_rl import curves
 
 
-def write_run(folder, rows, task="Toy-v0", seed=0):
+def write_run(folder, rows, task="Toy-v0", seed=0, **settings):
     """A run folder with nothing but what curves read."""
     folder.mkdir()
     config = {"format": 1, "task": task, "algo": "ppo", "run": {"seed": seed, "num_envs": 1}}
     config |= dict.fromkeys(("algo_config", "task_config", "metrics", "spec"), {})
+    config["algo_config"] = {"seed": seed, **settings}
     (folder / "config.json").write_text(json.dumps(config))
     keys = list(dict.fromkeys(k for row in rows for k in row))
     lines = [",".join(keys), *(",".join(str(row.get(k, "")) for k in keys) for row in rows)]
@@ -83,6 +84,20 @@ def test_seeds_of_a_task_are_one_line_with_the_statistic_named(tmp_path):
         curves.draw_comparison(runs, tmp_path / "x.png", "x")
 
 
+def test_runs_with_other_settings_are_lines_of_their_own(tmp_path):
+    rows = [{"step": 10, "eval/episode_return": 1.0}]
+    runs = [
+        write_run(tmp_path / f"{gamma}-{seed}", rows, seed=seed, gamma=gamma, total_steps=seed)
+        for gamma in (0.9, 0.99)
+        for seed in (1, 2)
+    ]
+    found, _ = curves.draw_comparison(runs, tmp_path / "x.png")
+    assert {name: line["runs"] for name, line in found.items()} == {
+        "Toy-v0 · ppo · algo.gamma 0.9": 2,
+        "Toy-v0 · ppo · algo.gamma 0.99": 2,
+    }
+
+
 def test_one_run_gets_all_its_figures(tmp_path):
     rows = [
         {"step": k, "rollout/episode_return": k, "reward/a": 1, "reward/b": 2, "policy/kl": 0.1,
@@ -109,3 +124,12 @@ def test_many_lines_can_be_told_apart_and_are_not_covered(tmp_path, monkeypatch)
     assert len(axes.get_lines()) == len(looks) == 13
     box = axes.get_legend().get_window_extent()
     assert box.y1 < axes.get_window_extent().y0 and box.y0 >= 0
+
+
+def test_no_figure_of_a_learner_is_left_out():
+    learner = [{"step": 1, "value/q": 1.0, "loss/critic": 2.0, "some/thing": 3.0, "time/x_s": 1.0}]
+    panels = dict(curves._panels(learner))
+    assert panels["Action value [reward]"] == ["value/q"] and panels["some/thing"] == ["some/thing"]
+    assert {key for keys in panels.values() for key in keys} == learner[0].keys() - {
+        *("step", "time/x_s")
+    }

@@ -480,6 +480,17 @@ def test_temperature_keeps_moving_after_a_restore_and_a_fixed_one_stays():
     assert again.actor.log_temperature.item() == pytest.approx(math.log(0.2))
 
 
+def test_a_kept_temperature_is_kept_whatever_a_run_is_warm_started_from():
+    env = pendulum()
+    learner = CASES["sac"].make(env, temperature=0.01)
+    for state in (CASES["sac"].make(env), CASES["sac"].make(env, temperature=0.5)):
+        learner.warm_start(state.state_dict())
+        assert learner.actor.log_temperature.item() == pytest.approx(math.log(0.01))
+    for extra in ({"target_entropy": -1.0}, {"initial_temperature": 0.5}):
+        with pytest.raises(ValueError, match="no effect with a kept temperature"):
+            CASES["sac"].make(env, temperature=0.01, **extra)
+
+
 def test_temperature_does_not_depend_on_the_units_of_the_action():
     """Entropy and its target shift by the same sum of log half ranges: log 1 + log 5."""
     spec = TwoBounds(num_envs=1)

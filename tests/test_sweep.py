@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ctrl_rl import cli, evaluation, workers
-from ctrl_rl.checkpoints import load_checkpoint
+from ctrl_rl.checkpoints import load_checkpoint, save_checkpoint
 from ctrl_rl.commands import sweep, train
 from ctrl_rl.commands.sweep import Sweep, plan_cells
 from ctrl_rl.runs import read_metrics
@@ -134,7 +134,15 @@ def test_a_killed_start_is_not_in_the_way(no_pictures):
     for leftover in (".writable", "config.json.tmp"):
         (cell.folder / leftover).write_text("x")
     assert sweep.train_cell(cell) is None and sweep.finished(cell)
-    cell.folder.joinpath("metrics.csv").write_text("step,eval/episode_return\n192,1\n")
+    last, rows = cell.folder / "checkpoints/last.pt", cell.folder / "metrics.csv"
+    whole = rows.read_text()
+    rows.write_text("step,eval/episode_return\n192,1\n")
+    assert not sweep.finished(cell)
+    rows.write_text(whole)
+    assert sweep.finished(cell)
+    save_checkpoint(last, {"step": 192})  # killed while the last checkpoint was written
+    assert not sweep.finished(cell)
+    last.unlink()
     assert not sweep.finished(cell)
 
 
@@ -142,7 +150,7 @@ def test_the_summary_is_over_the_seeds_that_finished():
     found = cells("--seeds", "4")
     for cell, value in zip(found[:3], (1.0, 2.0, 6.0), strict=True):
         (cell.folder / "checkpoints").mkdir(parents=True)
-        (cell.folder / "checkpoints/step-256.pt").touch()
+        save_checkpoint(cell.folder / "checkpoints/last.pt", {"step": 256})
         header = "step,loss/value,eval/episode_return,eval/episode_length\n"
         (cell.folder / "metrics.csv").write_text(f"{header}128,0,9,9\n256,0,{value},20\n")
     summary = sweep.summarise(found, {found[3]: "it broke"})
@@ -231,7 +239,7 @@ def test_a_killed_worker_goes_on_a_broken_cell_is_named_and_nothing_counts_twice
     assert [cell["status"] for cell in result["cells"]] == ["finished", "failed"]
     assert "num_minibatches 3 does not divide the 64 samples" in result["cells"][1]["error"]
     assert f"failed: {broken.group} s0: num_minibatches 3 does not divide" in err
-    assert not list(broken.folder.glob("*")) or not sweep.finished(broken)
+    assert not list(broken.folder.glob("*"))
 
     log = good.log.read_text()
     starts = re.findall(r"process (\d+).*: train (\S+)", log)

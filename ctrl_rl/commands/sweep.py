@@ -224,6 +224,7 @@ def finished(cell: Cell) -> bool:
 
 def last_figures(cell: Cell) -> dict[str, float] | None:
     """The last evaluation of a finished run, {metric: figure}; None for one that is not."""
+    from ctrl_rl.checkpoints import load_checkpoint
     from ctrl_rl.runs import read_metrics
 
     rows = read_metrics(cell.folder)
@@ -231,8 +232,11 @@ def last_figures(cell: Cell) -> dict[str, float] | None:
         return None
     step = int(rows[-1]["step"])
     figures = {k.removeprefix("eval/"): v for k, v in rows[-1].items() if k.startswith("eval/")}
-    saved = (cell.folder / "checkpoints" / f"step-{step}.pt").is_file()
-    return figures if figures and saved else None
+    try:  # written last of all that a checkpoint consists of
+        saved = load_checkpoint(cell.folder / "checkpoints" / "last.pt", {"step": int})["step"]
+    except ValueError:
+        return None
+    return figures if figures and saved == step else None
 
 
 # On Ray -------------------------------------------------------------------------------------
