@@ -46,6 +46,7 @@ def read(
     *,
     infos: Sequence[str] | bool = (),
     episode_length: int | None = None,
+    demonstrations: bool = False,
     widths: tuple[int | None, int | None] = (None, None),
     action_bounds: tuple[Any, Any] | None = None,
 ) -> Episodes:
@@ -55,6 +56,8 @@ def read(
         path: the file.
         infos: names under `infos` to read too; True for all that are numbers.
         episode_length: steps after which an episode was cut; used where the file has no `timeouts`.
+        demonstrations: the file is known to be kitchen's: without `timeouts`, each recording ends
+            in a terminal. Otherwise it has to show that, by an `infos` that numbers recordings.
         widths: columns of observations and actions to insist on.
         action_bounds: lowest and highest action, scalars or (A,); None for those that the file
             itself states, if it does.
@@ -81,7 +84,9 @@ def read(
         found_infos = _read_infos(path, file, infos, len(reward))
         metadata = _read_metadata(path, file)
         if timeout is None:
-            timeout = _timeouts(path, terminated, episode_length)
+            if episode_length is None and terminated[-1]:
+                demonstrations = demonstrations or _numbers_recordings(file, terminated)
+            timeout = _timeouts(path, terminated, episode_length, demonstrations)
             metadata["timeouts_missing"] = True
         ends = terminated | timeout
         ends[-1] = True
@@ -181,14 +186,27 @@ def _actions(path: Path, values: np.ndarray) -> np.ndarray:
     return vectors(path, "actions", values)
 
 
-def _timeouts(path: Path, terminated: np.ndarray, episode_length: int | None) -> np.ndarray:
+def _numbers_recordings(file: h5py.File, terminated: np.ndarray) -> bool:
+    """Whether `infos` is kitchen's, the number of the recording, and changes after each terminal.
+
+    A terminal in the last row alone would not do: recordings before it may have been cut.
+    """
+    found = file.get("infos")
+    if not isinstance(found, h5py.Dataset) or found.shape != terminated.shape:
+        return False
+    return np.array_equal(found[1:] != found[:-1], terminated[:-1])
+
+
+def _timeouts(
+    path: Path, terminated: np.ndarray, episode_length: int | None, demonstrations: bool
+) -> np.ndarray:
     """(T,) bool: where episodes were cut, in a file that does not say so."""
     if episode_length is None:
-        if terminated[-1]:  # as in kitchen, where each recording ends in a terminal
+        if demonstrations and terminated[-1]:
             return np.zeros_like(terminated)
         raise ValueError(
-            f"{path}: no dataset 'timeouts', and not every recording ends in a terminal, so it "
-            "is unknown where episodes end; give the episode length"
+            f"{path}: no dataset 'timeouts', so it is unknown where episodes end; give the episode "
+            "length"
         )
     if episode_length < 1:
         raise ValueError(f"the episode length must be at least 1, not {episode_length}")

@@ -157,16 +157,20 @@ def load(
     if obs_keys is not None:
         raise ValueError(f"{path} has one array of observations, so there are no parts to choose")
     widths, bounds = (None, None), None
+    demonstrations = entry is not None and entry.family == "kitchen"
     if entry is not None:
         widths = (entry.obs_size, entry.action_size)
         if entry.action_bound is not None:
             bounds = (-entry.action_bound, entry.action_bound)
-        if (
-            episode_length is None and entry.family != "kitchen"
-        ):  # its demonstrations end themselves
+        if episode_length is None and not demonstrations:
             episode_length = entry.episode_length
     episodes = d4rl.read(
-        path, infos=infos, episode_length=episode_length, widths=widths, action_bounds=bounds
+        path,
+        infos=infos,
+        episode_length=episode_length,
+        demonstrations=demonstrations,
+        widths=widths,
+        action_bounds=bounds,
     )
     if entry is not None:
         episodes.metadata["dataset"] = entry.dataset

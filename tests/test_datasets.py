@@ -127,6 +127,28 @@ def test_no_pair_across_a_time_out():  # pitfalls O-20
     assert load(path, episode_length=2).truncated.tolist() == [True, True, False]
 
 
+def test_a_terminal_at_the_very_end_says_nothing_of_the_ends_before():  # pitfalls O-20
+    """Three recordings, two cut without a mark: only kitchen's form says where each one ends."""
+    last = np.array([0, 0, 0, 0, 1], bool)
+    with pytest.raises(ValueError, match="no dataset 'timeouts'.*give the episode length"):
+        load(small(timeouts=None, terminals=last))
+    with pytest.raises(ValueError, match="no dataset 'timeouts'"):  # successors may cross ends, too
+        load(small(timeouts=None, terminals=last, next_observations=numbered(5, 2) + 1))
+    with pytest.raises(ValueError, match="no dataset 'timeouts'"):  # an end without a terminal
+        load(small(timeouts=None, terminals=last, infos=np.array([0, 0, 1, 1, 1])))
+    for recordings in ([0, 0, 0, 0, 0], [7, 7, 8, 8, 8]):
+        ends = np.append(np.diff(recordings) != 0, True)
+        episodes = load(small(timeouts=None, terminals=ends, infos=np.array(recordings)))
+        assert episodes.terminated.all() and episodes.num_episodes == ends.sum()
+    named = "kitchen_microwave_kettle_light_slider-v0.hdf5"  # D4RL's own, whatever infos holds
+    arrays = family_arrays("kitchen")
+    del arrays["infos"]
+    assert load(write_hdf5(Path(named), arrays)).lengths.tolist() == [4, 3, 5]
+    arrays["terminals"][-1] = 0
+    with pytest.raises(ValueError, match="no dataset 'timeouts'"):
+        load(write_hdf5(Path(named), arrays))
+
+
 def test_a_step_limit_counts_from_the_last_terminal():
     terminals = np.array([1, 0, 0, 0, 1], bool)
     episodes = load(small(timeouts=None, terminals=terminals), episode_length=2)
