@@ -247,6 +247,15 @@ def info_names(file: h5py.File) -> list[str]:
     return found
 
 
+def is_ours(path: Path) -> bool:
+    """Whether `write` made a file, whatever its name says; False for one that cannot be opened."""
+    try:
+        with h5py.File(path, "r") as file:
+            return OURS in file
+    except OSError:
+        return False
+
+
 def _read_metadata(path: Path, file: h5py.File) -> dict[str, Any]:
     """Our own metadata where the file has some; else attributes and single values of `metadata`."""
     if OURS in file:

@@ -98,21 +98,27 @@ def unknown(name: str) -> NotFound:
 def locate(dataset: str | Path) -> tuple[Path, D4RLEntry | None]:
     """Where a data set lies, and D4RL's entry if it is one of theirs.
 
-    A path goes first; a file that has the very name of a D4RL file is taken for that.
+    A path goes first; a file that has the very name of a D4RL file is taken for that, unless it
+    says itself that it was written here.
 
     Raises:
         NotFound: neither a path nor a known id, with the nearest id.
-        ValueError: a known id whose data is not on this machine.
+        ValueError: a known id whose data is not on this machine, or not D4RL's.
     """
     name, path = str(dataset), Path(dataset).expanduser()
     table = d4rl_table()
     if path.exists():
-        by_file = {entry.file_name: entry for entry in table.values()}
-        return path, by_file.get(path.name)
+        entry = {entry.file_name: entry for entry in table.values()}.get(path.name)
+        return path, None if entry and d4rl.is_ours(path) else entry
     if name in table:
         path = d4rl_folder() / table[name].file_name
         if not path.is_file():
             raise ValueError(f"{name} is not in {d4rl_folder()}; ctrl-rl dataset download {name}")
+        if d4rl.is_ours(path):
+            raise ValueError(
+                f"{path} was written by ctrl-rl dataset, it is not D4RL's {name}; give its path, or "
+                "move it away and download that"
+            )
         return path, table[name]
     if (minari_folder() / name / "data").is_dir():
         return minari_folder() / name, None

@@ -340,6 +340,20 @@ def test_an_id_is_read_from_the_cache_with_the_tasks_sizes(monkeypatch, tmp_path
     assert load("maze2d-umaze-v1", episode_length=100).lengths.tolist() == [100, 100, 100, 50]
 
 
+def test_data_of_our_own_is_not_d4rls_whatever_its_name(monkeypatch, tmp_path):
+    monkeypatch.setenv("D4RL_DATASET_DIR", str(tmp_path))
+    path = tmp_path / "hopper_medium-v2.hdf5"
+    d4rl.write(path, all_kinds_of_ends())  # of other sizes than Hopper's
+    assert datasets.locate(path) == (path, None)
+    assert load(path).metadata["dataset"] == "hopper_medium-v2"
+    with pytest.raises(ValueError, match="it is not D4RL's hopper-medium-v2; give its path"):
+        load("hopper-medium-v2")
+    write_hdf5(path, family_arrays("gym"))
+    assert datasets.locate(path) == (path, d4rl_table()["hopper-medium-v2"])
+    path.write_text("no file of this kind")  # reading it says so, not the search for its name
+    assert datasets.locate(path)[1] is not None
+
+
 def test_unknown_names_are_answered_with_the_nearest():
     with pytest.raises(ValueError, match="did you mean 'hopper-medium-v2'"):
         load("hopper-mediun-v2")

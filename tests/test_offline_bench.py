@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from recorded import episodes
+from recordings import family_arrays, write_hdf5
 
 from ctrl_rl import cli, registry, workers
 from ctrl_rl.checkpoints import load_checkpoint
@@ -153,7 +154,7 @@ def test_a_variant_takes_words_that_belong_to_its_last_setting(data):
 
 def test_data_that_no_task_plays_is_refused(monkeypatch, tmp_path):
     monkeypatch.setenv("D4RL_DATASET_DIR", str(tmp_path))
-    write_data(tmp_path / "pen-human-v1.hdf5")
+    write_hdf5(tmp_path / "pen-human-v1.hdf5", family_arrays("adroit"))
     with pytest.raises(ValueError, match="no task here is that of pen-human-v1"):
         planned("pen-human-v1")
 
