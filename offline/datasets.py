@@ -5,7 +5,7 @@ first line names the source. The cache is D4RL's own: the folder `D4RL_DATASET_D
 ~/.d4rl/datasets, with each file under the last part of its address. Minari's is
 `MINARI_DATASETS_PATH`, by default ~/.minari/datasets.
 
-Reading order: `D4RLEntry`, `d4rl_table` -> `locate` -> `load`.
+Reading order: `D4RLEntry`, `d4rl_table` -> `locate` -> `load` -> `data_checksum`.
 """
 
 import csv
@@ -116,8 +116,8 @@ def locate(dataset: str | Path) -> tuple[Path, D4RLEntry | None]:
             raise ValueError(f"{name} is not in {d4rl_folder()}; ctrl-rl dataset download {name}")
         if d4rl.is_ours(path):
             raise ValueError(
-                f"{path} was written by ctrl-rl dataset, it is not D4RL's {name}; give its path, or "
-                "move it away and download that"
+                f"{path} was written by ctrl-rl dataset, it is not D4RL's {name}; give its path to "
+                "use it, or move it away and download D4RL's"
             )
         return path, table[name]
     if (minari_folder() / name / "data").is_dir():
@@ -189,3 +189,13 @@ def file_sha256(path: Path) -> str:
     """Checksum of a file's bytes."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def data_checksum(dataset: str | Path) -> str:
+    """Of the data as it lies there now: its file's bytes, or the digest of a Minari folder.
+
+    Raises:
+        ValueError: it is not there, or a folder that cannot be read.
+    """
+    path, _ = locate(dataset)
+    return file_sha256(path) if path.is_file() else load(path).metadata["digest"]

@@ -346,7 +346,7 @@ def test_data_of_our_own_is_not_d4rls_whatever_its_name(monkeypatch, tmp_path):
     d4rl.write(path, all_kinds_of_ends())  # of other sizes than Hopper's
     assert datasets.locate(path) == (path, None)
     assert load(path).metadata["dataset"] == "hopper_medium-v2"
-    with pytest.raises(ValueError, match="it is not D4RL's hopper-medium-v2; give its path"):
+    with pytest.raises(ValueError, match="it is not D4RL's hopper-medium-v2; give its path to"):
         load("hopper-medium-v2")
     write_hdf5(path, family_arrays("gym"))
     assert datasets.locate(path) == (path, d4rl_table()["hopper-medium-v2"])

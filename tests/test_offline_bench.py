@@ -36,8 +36,8 @@ SMALL = {
 X = Path("x")
 
 
-def write_data(path: Path) -> Path:
-    draw = np.random.default_rng(0)
+def write_data(path: Path, seed: int = 0) -> Path:
+    draw = np.random.default_rng(seed)
     found = episodes(
         draw.standard_normal((210, 11)),
         draw.uniform(-1, 1, (200, 3)),
@@ -227,6 +227,18 @@ def test_what_was_made_with_other_settings_is_not_gone_on_with(data):
     Path("x/results/hopper-noise/bc/s0.json").unlink()  # as if killed: the run is there
     with pytest.raises(ValueError, match=r"s0 was made with another batch_size \(16, now 32\)"):
         run(data, "--algo", "bc", "--seeds", "1", algo__batch_size="32")
+
+
+def test_what_was_made_from_other_data_is_not_gone_on_with(tmp_path):
+    """A file that was overwritten would put two data sets into one mean."""
+    path = write_data(tmp_path / "hopper-noise.hdf5")
+    run(str(path), "--algo", "bc", "--seeds", "1")
+    write_data(path, seed=1)
+    with pytest.raises(ValueError, match="s0.json was made from other data than .*hopper-noise"):
+        run(str(path), "--algo", "bc", "--seeds", "2")
+    Path("x/results/hopper-noise/bc/s0.json").unlink()  # as if killed: the run is there
+    with pytest.raises(ValueError, match="s0 was made from other data than .*another --out"):
+        run(str(path), "--algo", "bc", "--seeds", "1")
 
 
 def test_a_result_that_was_not_written_is_taken_from_the_run(data, monkeypatch):
