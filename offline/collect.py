@@ -34,8 +34,7 @@ from ctrl_rl.policy import check_fits, load_policy
 from ctrl_rl.runs import find_checkpoint, read_config
 from ctrl_rl.spec import Discrete, EnvSpec
 from offline.datasets import file_sha256
-from offline.episodes import Episodes, concatenate
-from offline.inspection import digest
+from offline.episodes import Episodes, concatenate, digest
 from offline.scores import played_in
 
 COLLECTION_SEED = 3_000_003

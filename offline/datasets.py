@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ctrl_rl.registry import NotFound, nearest
 from offline import d4rl, minari
-from offline.episodes import Episodes
+from offline.episodes import Episodes, digest
 
 MINARI_ID = re.compile(r"[-\w]+(/[-\w]+)+-v\d+")
 
@@ -146,7 +146,9 @@ def load(
         obs_keys: parts of a Minari data set's dict observation, in the order wanted.
 
     Returns:
-        Episodes whose metadata names `dataset`, `file` and, for a file, its `sha256`.
+        Episodes whose metadata names `dataset`, `file` and, for a file, its `sha256`. Of a folder
+        it names the `digest` of what is there; where another one was recorded, that stays as
+        `digest_recorded`.
 
     Raises:
         ValueError: it is not there, not of a known form, or something in it is wrong.
@@ -158,7 +160,12 @@ def load(
         if episode_length is not None:
             raise ValueError(f"{path} says where its episodes end: it takes no episode length")
         episodes = minari.read(path, infos=infos, obs_keys=obs_keys)
-        episodes.metadata.setdefault("dataset", episodes.metadata.get("dataset_id", path.name))
+        metadata = episodes.metadata
+        metadata.setdefault("dataset", metadata.get("dataset_id", path.name))
+        metadata.pop("sha256", None)  # of a file that the folder was made from
+        recorded, metadata["digest"] = metadata.get("digest"), digest(episodes)
+        if recorded not in (None, metadata["digest"]):
+            metadata["digest_recorded"] = recorded
         return episodes
     if obs_keys is not None:
         raise ValueError(f"{path} has one array of observations, so there are no parts to choose")

@@ -19,7 +19,7 @@ from offline import d4rl
 from offline.collect import Source, collect, from_grid, roll_out
 from offline.collect import _some_steps as some_steps
 from offline.datasets import load
-from offline.inspection import digest
+from offline.episodes import digest
 from offline.transitions import Transitions
 
 
