@@ -101,7 +101,7 @@ def test_a_policy_is_told_which_rows_ended():
     assert told == [None, None, None, [0], None, [1], [0]]
 
 
-def test_a_policy_with_memory_forgets_the_rows_that_ended(run, monkeypatch):
+def test_a_policy_with_memory_hears_its_rewards_and_forgets_the_rows_that_ended(run, monkeypatch):
     from offline import collect as module
 
     class Remembers:
@@ -111,15 +111,20 @@ def test_a_policy_with_memory_forgets_the_rows_that_ended(run, monkeypatch):
         def reset(self, rows=None):
             self.told.append(None if rows is None else rows.tolist())
 
+        def receive(self, reward):
+            self.told.append(tuple(reward.tolist()))
+
         def sample(self, obs, generator):
-            return torch.zeros(len(obs["actor"]), 1)
+            return half(obs, None)  # which is the reward, too
 
     monkeypatch.setattr(module, "load_policy", lambda path: Remembers())
     monkeypatch.setattr(module, "check_fits", lambda policy, spec: None)
-    env = count_env()
-    act, _ = module._actor(Source.parse_all([str(run)])[0], env, 0, deterministic=False)
-    roll_out(env, act, 13)
-    assert Remembers.told == [None, [0], [1], [0]]
+    monkeypatch.setattr(module, "make", lambda *args, **kinds: count_env())
+    collect("Pendulum-v0", Source.parse_all([str(run)]), 13, num_envs=2)
+    told = [tuple(round(10 * r) for r in x) if isinstance(x, tuple) else x for x in Remembers.told]
+    assert told == [
+        None, (0, 0), (1, 1), (2, 2), [0], (0, 3), (1, 4), [1], (2, 0), [0], (0, 1),
+    ]  # fmt: skip
 
 
 def test_a_faulty_step_is_left_out(monkeypatch):
