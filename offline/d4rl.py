@@ -46,6 +46,7 @@ def read(
     *,
     infos: Sequence[str] | bool = (),
     episode_length: int | None = None,
+    usual_length: int | None = None,
     demonstrations: bool = False,
     widths: tuple[int | None, int | None] = (None, None),
     action_bounds: tuple[Any, Any] | None = None,
@@ -55,7 +56,8 @@ def read(
     Args:
         path: the file.
         infos: names under `infos` to read too; True for all that are numbers.
-        episode_length: steps after which an episode was cut; used where the file has no `timeouts`.
+        episode_length: steps after which an episode was cut, for a file without `timeouts`.
+        usual_length: the same where `episode_length` is None; a file with `timeouts` goes before.
         demonstrations: the file is known to be kitchen's: without `timeouts`, each recording ends
             in a terminal. Otherwise it has to show that, by an `infos` that numbers recordings.
         widths: columns of observations and actions to insist on.
@@ -65,7 +67,7 @@ def read(
     Raises:
         ValueError: no such file, no HDF5, damaged; a key that is missing; arrays that do not belong
             together; a number that is not finite or out of bounds; no way to tell where episodes
-            end. One line with file, key and row.
+            end, or two. One line with file, key and row.
     """
     path = Path(path)
     with opened(path) as file:
@@ -77,6 +79,11 @@ def read(
         lengths |= {"terminals": terminated}
         timeout = None
         if "timeouts" in file:
+            if episode_length is not None:
+                raise ValueError(
+                    f"{path} has 'timeouts', which say where its episodes end: it takes no episode "
+                    "length"
+                )
             lengths["timeouts"] = timeout = flags(path, "timeouts", get(path, file, "timeouts"))
         check_lengths(path, {key: len(values) for key, values in lengths.items()})
         check_width(path, "observations", obs, widths[0])
@@ -84,6 +91,8 @@ def read(
         found_infos = _read_infos(path, file, infos, len(reward))
         metadata = _read_metadata(path, file)
         if timeout is None:
+            if episode_length is None:
+                episode_length = usual_length
             if episode_length is None and terminated[-1]:
                 demonstrations = demonstrations or _numbers_recordings(file, terminated)
             timeout = _timeouts(path, terminated, episode_length, demonstrations)

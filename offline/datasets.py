@@ -142,7 +142,7 @@ def load(
         dataset: an id of D4RL or Minari, a D4RL-style file, or a Minari folder.
         infos: names of infos to read too; True for all.
         episode_length: where a file does not say where episodes were cut; None for D4RL's own
-            limit, if it is one of theirs.
+            limit, if it is one of theirs. Data that says so itself takes none.
         obs_keys: parts of a Minari data set's dict observation, in the order wanted.
 
     Returns:
@@ -170,17 +170,17 @@ def load(
     if obs_keys is not None:
         raise ValueError(f"{path} has one array of observations, so there are no parts to choose")
     widths, bounds = (None, None), None
-    demonstrations = entry is not None and entry.family == "kitchen"
+    demonstrations, usual = entry is not None and entry.family == "kitchen", None
     if entry is not None:
         widths = (entry.obs_size, entry.action_size)
         if entry.action_bound is not None:
             bounds = (-entry.action_bound, entry.action_bound)
-        if episode_length is None and not demonstrations:
-            episode_length = entry.episode_length
+        usual = None if demonstrations else entry.episode_length
     episodes = d4rl.read(
         path,
         infos=infos,
         episode_length=episode_length,
+        usual_length=usual,
         demonstrations=demonstrations,
         widths=widths,
         action_bounds=bounds,
