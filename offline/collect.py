@@ -388,10 +388,12 @@ def _actor(
             policy.reset(ended)
         return policy(obs) if deterministic else policy.sample(obs, generator)
 
+    config = read_config(source.run)
+    unit = "updates" if "data" in config else "env_steps"  # what a run on recorded data counts
     about = {
         "source": f"{source.run}:{path.stem}",
-        "algo": read_config(source.run)["algo"],
-        "env_steps": load_checkpoint(path, {"step": int})["step"],
+        "algo": config["algo"],
+        unit: load_checkpoint(path, {"step": int})["step"],
         "sha256": file_sha256(path),
     }
     return act, getattr(policy, "receive", None), about

@@ -178,6 +178,22 @@ def test_the_same_call_gives_the_same_data_and_says_its_seeds(run):
     assert_same(load("x.hdf5"), episodes)
 
 
+def test_a_policy_of_recorded_data_has_updates_and_no_env_steps(run, tmp_path):
+    from ctrl_rl.runs import Run
+    from offline import bc
+
+    recorded = collect("Pendulum-v0", Source.parse_all(["random"]), 40, num_envs=2)
+    config = bc.BCConfig(total_steps=20, hidden=(4,), batch_size=4, compile="off")
+    env = make("Pendulum-v0", 1, threads=1)
+    keeping = Run(tmp_path / "bc", console=False)
+    data = Transitions.from_episodes(recorded)
+    bc.train(config, data, env.spec, (0,), keeping)
+    keeping.close()
+    found = collect("Pendulum-v0", Source.parse_all([str(tmp_path / "bc")]), 20, num_envs=2)
+    (about,) = found.metadata["sources"]
+    assert about["updates"] == 20 and "env_steps" not in about
+
+
 def test_each_environment_gives_as_many_steps_of_whole_episodes(run):
     episodes = collect("Pendulum-v0", Source.parse_all([str(run)]), 1000, threads=1)
     # Episodes of 30 steps, as the run was trained: 1000 // 150 = 6 environments.
