@@ -136,6 +136,8 @@ def test_a_terminal_at_the_very_end_says_nothing_of_the_ends_before():  # pitfal
         load(small(timeouts=None, terminals=last, next_observations=numbered(5, 2) + 1))
     with pytest.raises(ValueError, match="no dataset 'timeouts'"):  # an end without a terminal
         load(small(timeouts=None, terminals=last, infos=np.array([0, 0, 1, 1, 1])))
+    with pytest.raises(ValueError, match="no dataset 'timeouts'"):  # other infos than kitchen's
+        load(small(timeouts=None, terminals=last, **{"infos/qpos": numbered(5, 2)}))
     for recordings in ([0, 0, 0, 0, 0], [7, 7, 8, 8, 8]):
         ends = np.append(np.diff(recordings) != 0, True)
         episodes = load(small(timeouts=None, terminals=ends, infos=np.array(recordings)))
