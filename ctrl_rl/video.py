@@ -32,6 +32,7 @@ def record(policy, env, path: Path, seconds: float, max_fps: float = 30.0) -> fl
         raise CannotFilm(f"{env.spec.task} has no pictures")
     every = max(1, math.ceil(1.0 / (env.spec.step_dt * max_fps) - 1e-9))
     fps = 1.0 / (env.spec.step_dt * every)
+    receive = getattr(policy, "receive", None)
     obs = env.reset()
     policy.reset()
     try:
@@ -44,6 +45,8 @@ def record(policy, env, path: Path, seconds: float, max_fps: float = 30.0) -> fl
         writer.send(first)
         for step in range(1, round(seconds / env.spec.step_dt) + 1):
             result = env.step(policy(obs).to(env.device))
+            if receive is not None:
+                receive(result.reward)
             obs = result.obs
             policy.reset((result.terminated | result.truncated).nonzero().flatten())
             if step % every == 0:

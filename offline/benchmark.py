@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ctrl_rl.workers import written_to
-from offline.results import Result, path_of, read, safe_name, write
+from offline.results import Result, checksum, path_of, read, safe_name, write
 
 FREE = {
     "total_steps",
@@ -57,6 +57,8 @@ class Planned:
     total_steps: int
     config: dict
     """What decides a result, as its file has it; what is None was left to the learner."""
+    checksum: str
+    """Of the data as it lies there now."""
 
     @property
     def label(self) -> str:
@@ -102,7 +104,7 @@ def plan_jobs(plan: Planned, out: Path, seeds: int, per_job: int = 0) -> list[Jo
         per_job: seeds that train side by side; 0 for all of them.
 
     Raises:
-        ValueError: a result or a run of other settings is in the way.
+        ValueError: a result or a run of other settings, or of other data, is in the way.
     """
     from ctrl_rl.runs import read_config
 
@@ -118,7 +120,7 @@ def plan_jobs(plan: Planned, out: Path, seeds: int, per_job: int = 0) -> list[Jo
         begun = config["run"]["seeds"]
         if not set(begun) & set(todo):
             continue
-        _check_same(path.parent, plan, config["run"] | config["algo_config"])
+        _check_same(path.parent, plan, config["run"] | config["algo_config"], config["data"])
         jobs.append(Job(plan, tuple(begun), path.parent, out))
         todo = [seed for seed in todo if seed not in begun]
     size = per_job or len(todo)
@@ -134,13 +136,13 @@ def finished(plan: Planned, out: Path, seed: int) -> bool:
     """Whether the cell has its result.
 
     Raises:
-        ValueError: the result was made with other settings.
+        ValueError: the result was made with other settings, or from other data.
     """
     path = path_of(out, plan.name, plan.label, seed)
     if not path.is_file():
         return False
     result = read(path)
-    _check_same(path, plan, result.config)
+    _check_same(path, plan, result.config, result.data)
     if result.steps > plan.total_steps:
         raise ValueError(
             f"{path} has {result.steps:,} steps, not {plan.total_steps:,}; they may be raised, not "
@@ -149,14 +151,20 @@ def finished(plan: Planned, out: Path, seed: int) -> bool:
     return result.steps == plan.total_steps
 
 
-def _check_same(where: Path, plan: Planned, kept: dict) -> None:
-    """Refuse what was made with other settings."""
+def _check_same(where: Path, plan: Planned, kept: dict, data: dict) -> None:
+    """Refuse what was made with other settings or from other data."""
     for key, value in plan.config.items():
         if value is not None and key in kept and kept[key] != value:
             raise ValueError(
                 f"{where} was made with another {key} ({kept[key]!r}, now {value!r}); choose "
                 "another --out"
             )
+    before = checksum(data)
+    if before and before != plan.checksum:
+        raise ValueError(
+            f"{where} was made from other data than {plan.dataset} holds now (checksum "
+            f"{before[:12]}, now {plan.checksum[:12]}); choose another --out"
+        )
 
 
 # A job, in its own process ------------------------------------------------------------------

@@ -34,8 +34,7 @@ from ctrl_rl.policy import check_fits, load_policy
 from ctrl_rl.runs import find_checkpoint, read_config
 from ctrl_rl.spec import Discrete, EnvSpec
 from offline.datasets import file_sha256
-from offline.episodes import Episodes, concatenate
-from offline.inspection import digest
+from offline.episodes import Episodes, concatenate, digest
 from offline.scores import played_in
 
 COLLECTION_SEED = 3_000_003
@@ -151,8 +150,8 @@ def collect(
             if source.checkpoint == "replay":
                 part, about = read_replay(source, spec, count, source_seed)
             else:
-                act, about = _actor(source, env, source_seed, deterministic)
-                part, faults = roll_out(env, act, count)
+                act, receive, about = _actor(source, env, source_seed, deterministic)
+                part, faults = roll_out(env, act, count, receive)
                 about |= {"num_envs": spec.num_envs, "faults": faults}
         finally:
             env.close()
@@ -182,7 +181,10 @@ def collect(
 
 
 def roll_out(
-    env: VecEnv, act: Callable[[dict, torch.Tensor | None], torch.Tensor], steps: int
+    env: VecEnv,
+    act: Callable[[dict, torch.Tensor | None], torch.Tensor],
+    steps: int,
+    receive: Callable[[torch.Tensor], None] | None = None,
 ) -> tuple[Episodes, int]:
     """Let a policy act until `steps` steps are recorded.
 
@@ -190,6 +192,7 @@ def roll_out(
         env: N environments; they are reset first.
         act: (observation, rows whose episode has just ended or None) -> action (N, A).
         steps: T, spread evenly over the environments.
+        receive: is told the reward (N,) of each step, before `act` hears which rows ended.
 
     Returns:
         Episodes, and the number of steps that were left out because of a fault.
@@ -207,6 +210,8 @@ def roll_out(
     for t in range(longest):
         sent = act(now, rows)
         step = env.step(sent.to(env.device))
+        if receive is not None:
+            receive(step.reward)
         obs[t], action[t] = now[GROUP].cpu().numpy(), sent.cpu().numpy()
         reward[t] = step.reward.cpu().numpy()
         following[t] = step.next_obs[GROUP].cpu().numpy()
@@ -355,8 +360,12 @@ def _some_steps(episodes: Episodes, steps: int, seed: int) -> Episodes:
 
 def _actor(
     source: Source, env: VecEnv, seed: int, deterministic: bool
-) -> tuple[Callable[[dict, torch.Tensor | None], torch.Tensor], dict[str, Any]]:
-    """What acts, and what to say about it."""
+) -> tuple[
+    Callable[[dict, torch.Tensor | None], torch.Tensor],
+    Callable[[torch.Tensor], None] | None,
+    dict[str, Any],
+]:
+    """What acts, what is told its rewards, and what to say about it."""
     spec = env.spec
     generator = torch.Generator().manual_seed(seed)
     if source.run is None:
@@ -367,7 +376,7 @@ def _actor(
         def act(obs: dict, ended: torch.Tensor | None) -> torch.Tensor:
             return torch.lerp(low, high, torch.rand((spec.num_envs, len(low)), generator=generator))
 
-        return act, {"source": "random"}
+        return act, None, {"source": "random"}
     path = find_checkpoint(source.run, source.checkpoint)
     policy = load_policy(path)
     check_fits(policy, spec)
@@ -379,12 +388,15 @@ def _actor(
             policy.reset(ended)
         return policy(obs) if deterministic else policy.sample(obs, generator)
 
-    return act, {
+    config = read_config(source.run)
+    unit = "updates" if "data" in config else "env_steps"  # what a run on recorded data counts
+    about = {
         "source": f"{source.run}:{path.stem}",
-        "algo": read_config(source.run)["algo"],
-        "env_steps": load_checkpoint(path, {"step": int})["step"],
+        "algo": config["algo"],
+        unit: load_checkpoint(path, {"step": int})["step"],
         "sha256": file_sha256(path),
     }
+    return act, getattr(policy, "receive", None), about
 
 
 def _enough_envs(task: str, config, steps: int) -> int:

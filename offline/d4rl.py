@@ -46,6 +46,8 @@ def read(
     *,
     infos: Sequence[str] | bool = (),
     episode_length: int | None = None,
+    usual_length: int | None = None,
+    demonstrations: bool = False,
     widths: tuple[int | None, int | None] = (None, None),
     action_bounds: tuple[Any, Any] | None = None,
 ) -> Episodes:
@@ -54,7 +56,10 @@ def read(
     Args:
         path: the file.
         infos: names under `infos` to read too; True for all that are numbers.
-        episode_length: steps after which an episode was cut; used where the file has no `timeouts`.
+        episode_length: steps after which an episode was cut, for a file without `timeouts`.
+        usual_length: the same where `episode_length` is None; a file with `timeouts` goes before.
+        demonstrations: the file is known to be kitchen's: without `timeouts`, each recording ends
+            in a terminal. Otherwise it has to show that, by an `infos` that numbers recordings.
         widths: columns of observations and actions to insist on.
         action_bounds: lowest and highest action, scalars or (A,); None for those that the file
             itself states, if it does.
@@ -62,7 +67,7 @@ def read(
     Raises:
         ValueError: no such file, no HDF5, damaged; a key that is missing; arrays that do not belong
             together; a number that is not finite or out of bounds; no way to tell where episodes
-            end. One line with file, key and row.
+            end, or two. One line with file, key and row.
     """
     path = Path(path)
     with opened(path) as file:
@@ -74,6 +79,11 @@ def read(
         lengths |= {"terminals": terminated}
         timeout = None
         if "timeouts" in file:
+            if episode_length is not None:
+                raise ValueError(
+                    f"{path} has 'timeouts', which say where its episodes end: it takes no episode "
+                    "length"
+                )
             lengths["timeouts"] = timeout = flags(path, "timeouts", get(path, file, "timeouts"))
         check_lengths(path, {key: len(values) for key, values in lengths.items()})
         check_width(path, "observations", obs, widths[0])
@@ -81,7 +91,11 @@ def read(
         found_infos = _read_infos(path, file, infos, len(reward))
         metadata = _read_metadata(path, file)
         if timeout is None:
-            timeout = _timeouts(path, terminated, episode_length)
+            if episode_length is None:
+                episode_length = usual_length
+            if episode_length is None and terminated[-1]:
+                demonstrations = demonstrations or _numbers_recordings(file, terminated)
+            timeout = _timeouts(path, terminated, episode_length, demonstrations)
             metadata["timeouts_missing"] = True
         ends = terminated | timeout
         ends[-1] = True
@@ -181,14 +195,27 @@ def _actions(path: Path, values: np.ndarray) -> np.ndarray:
     return vectors(path, "actions", values)
 
 
-def _timeouts(path: Path, terminated: np.ndarray, episode_length: int | None) -> np.ndarray:
+def _numbers_recordings(file: h5py.File, terminated: np.ndarray) -> bool:
+    """Whether `infos` is kitchen's, the number of the recording, and changes after each terminal.
+
+    A terminal in the last row alone would not do: recordings before it may have been cut.
+    """
+    found = file.get("infos")
+    if not isinstance(found, h5py.Dataset) or found.shape != terminated.shape:
+        return False
+    return np.array_equal(found[1:] != found[:-1], terminated[:-1])
+
+
+def _timeouts(
+    path: Path, terminated: np.ndarray, episode_length: int | None, demonstrations: bool
+) -> np.ndarray:
     """(T,) bool: where episodes were cut, in a file that does not say so."""
     if episode_length is None:
-        if terminated[-1]:  # as in kitchen, where each recording ends in a terminal
+        if demonstrations and terminated[-1]:
             return np.zeros_like(terminated)
         raise ValueError(
-            f"{path}: no dataset 'timeouts', and not every recording ends in a terminal, so it "
-            "is unknown where episodes end; give the episode length"
+            f"{path}: no dataset 'timeouts', so it is unknown where episodes end; give the episode "
+            "length"
         )
     if episode_length < 1:
         raise ValueError(f"the episode length must be at least 1, not {episode_length}")
@@ -227,6 +254,15 @@ def info_names(file: h5py.File) -> list[str]:
     visit = lambda k, x: found.append(k) if isinstance(x, h5py.Dataset) else None  # noqa: E731
     file["infos"].visititems(visit)
     return found
+
+
+def is_ours(path: Path) -> bool:
+    """Whether `write` made a file, whatever its name says; False for one that cannot be opened."""
+    try:
+        with h5py.File(path, "r") as file:
+            return OURS in file
+    except OSError:
+        return False
 
 
 def _read_metadata(path: Path, file: h5py.File) -> dict[str, Any]:

@@ -5,7 +5,7 @@ first line names the source. The cache is D4RL's own: the folder `D4RL_DATASET_D
 ~/.d4rl/datasets, with each file under the last part of its address. Minari's is
 `MINARI_DATASETS_PATH`, by default ~/.minari/datasets.
 
-Reading order: `D4RLEntry`, `d4rl_table` -> `locate` -> `load`.
+Reading order: `D4RLEntry`, `d4rl_table` -> `locate` -> `load` -> `data_checksum`.
 """
 
 import csv
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ctrl_rl.registry import NotFound, nearest
 from offline import d4rl, minari
-from offline.episodes import Episodes
+from offline.episodes import Episodes, digest
 
 MINARI_ID = re.compile(r"[-\w]+(/[-\w]+)+-v\d+")
 
@@ -98,21 +98,27 @@ def unknown(name: str) -> NotFound:
 def locate(dataset: str | Path) -> tuple[Path, D4RLEntry | None]:
     """Where a data set lies, and D4RL's entry if it is one of theirs.
 
-    A path goes first; a file that has the very name of a D4RL file is taken for that.
+    A path goes first; a file that has the very name of a D4RL file is taken for that, unless it
+    says itself that it was written here.
 
     Raises:
         NotFound: neither a path nor a known id, with the nearest id.
-        ValueError: a known id whose data is not on this machine.
+        ValueError: a known id whose data is not on this machine, or not D4RL's.
     """
     name, path = str(dataset), Path(dataset).expanduser()
     table = d4rl_table()
     if path.exists():
-        by_file = {entry.file_name: entry for entry in table.values()}
-        return path, by_file.get(path.name)
+        entry = {entry.file_name: entry for entry in table.values()}.get(path.name)
+        return path, None if entry and d4rl.is_ours(path) else entry
     if name in table:
         path = d4rl_folder() / table[name].file_name
         if not path.is_file():
             raise ValueError(f"{name} is not in {d4rl_folder()}; ctrl-rl dataset download {name}")
+        if d4rl.is_ours(path):
+            raise ValueError(
+                f"{path} was written by ctrl-rl dataset, it is not D4RL's {name}; give its path to "
+                "use it, or move it away and download D4RL's"
+            )
         return path, table[name]
     if (minari_folder() / name / "data").is_dir():
         return minari_folder() / name, None
@@ -136,11 +142,13 @@ def load(
         dataset: an id of D4RL or Minari, a D4RL-style file, or a Minari folder.
         infos: names of infos to read too; True for all.
         episode_length: where a file does not say where episodes were cut; None for D4RL's own
-            limit, if it is one of theirs.
+            limit, if it is one of theirs. Data that says so itself takes none.
         obs_keys: parts of a Minari data set's dict observation, in the order wanted.
 
     Returns:
-        Episodes whose metadata names `dataset`, `file` and, for a file, its `sha256`.
+        Episodes whose metadata names `dataset`, `file` and, for a file, its `sha256`. Of a folder
+        it names the `digest` of what is there; where another one was recorded, that stays as
+        `digest_recorded`.
 
     Raises:
         ValueError: it is not there, not of a known form, or something in it is wrong.
@@ -152,21 +160,30 @@ def load(
         if episode_length is not None:
             raise ValueError(f"{path} says where its episodes end: it takes no episode length")
         episodes = minari.read(path, infos=infos, obs_keys=obs_keys)
-        episodes.metadata.setdefault("dataset", episodes.metadata.get("dataset_id", path.name))
+        metadata = episodes.metadata
+        metadata.setdefault("dataset", metadata.get("dataset_id", path.name))
+        metadata.pop("sha256", None)  # of a file that the folder was made from
+        recorded, metadata["digest"] = metadata.get("digest"), digest(episodes)
+        if recorded not in (None, metadata["digest"]):
+            metadata["digest_recorded"] = recorded
         return episodes
     if obs_keys is not None:
         raise ValueError(f"{path} has one array of observations, so there are no parts to choose")
     widths, bounds = (None, None), None
+    demonstrations, usual = entry is not None and entry.family == "kitchen", None
     if entry is not None:
         widths = (entry.obs_size, entry.action_size)
         if entry.action_bound is not None:
             bounds = (-entry.action_bound, entry.action_bound)
-        if (
-            episode_length is None and entry.family != "kitchen"
-        ):  # its demonstrations end themselves
-            episode_length = entry.episode_length
+        usual = None if demonstrations else entry.episode_length
     episodes = d4rl.read(
-        path, infos=infos, episode_length=episode_length, widths=widths, action_bounds=bounds
+        path,
+        infos=infos,
+        episode_length=episode_length,
+        usual_length=usual,
+        demonstrations=demonstrations,
+        widths=widths,
+        action_bounds=bounds,
     )
     if entry is not None:
         episodes.metadata["dataset"] = entry.dataset
@@ -179,3 +196,13 @@ def file_sha256(path: Path) -> str:
     """Checksum of a file's bytes."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def data_checksum(dataset: str | Path) -> str:
+    """Of the data as it lies there now: its file's bytes, or the digest of a Minari folder.
+
+    Raises:
+        ValueError: it is not there, or a folder that cannot be read.
+    """
+    path, _ = locate(dataset)
+    return file_sha256(path) if path.is_file() else load(path).metadata["digest"]

@@ -4,10 +4,11 @@ Numpy arrays, all episodes one after another. An episode of n steps has n + 1 ob
 after its last step is part of it. So a step's successor is the next row, always, and no pair can
 span two episodes.
 
-Reading order: `Episodes` -> `concatenate`.
+Reading order: `Episodes` -> `concatenate`, `digest`.
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -166,3 +167,13 @@ def concatenate(parts: Sequence[Episodes]) -> Episodes:
         infos={k: np.concatenate([part.infos[k] for part in parts]) for k in first.infos},
         metadata=dict(first.metadata),
     )
+
+
+def digest(episodes: Episodes) -> str:
+    """Checksum of the data itself: the same in whatever format and compression it lies."""
+    total = hashlib.sha256()
+    for name in ("obs", "action", "reward", "lengths", "terminated", "truncated", "final_known"):
+        values = np.ascontiguousarray(getattr(episodes, name))
+        total.update(f"{name} {values.dtype.str} {values.shape}".encode())
+        total.update(values.data)
+    return total.hexdigest()

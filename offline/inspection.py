@@ -1,9 +1,8 @@
 """What is in a data set, and what in it is likely to mislead a learner.
 
-Reading order: `schema` -> `figures` -> `suspicious_facts` -> `digest`, `checksum_of`.
+Reading order: `schema` -> `figures` -> `suspicious_facts` -> `checksum_of` -> `verify`.
 """
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 
 from offline import minari
 from offline.datasets import D4RLEntry, file_sha256
-from offline.episodes import Episodes
+from offline.episodes import Episodes, digest
 from offline.hdf5 import opened
 from offline.transitions import is_sparse
 
@@ -166,16 +165,6 @@ def duplicates(episodes: Episodes) -> int:
     return episodes.num_steps - len(np.unique(total))
 
 
-def digest(episodes: Episodes) -> str:
-    """Checksum of the data itself: the same in whatever format and compression it lies."""
-    total = hashlib.sha256()
-    for name in ("obs", "action", "reward", "lengths", "terminated", "truncated", "final_known"):
-        values = np.ascontiguousarray(getattr(episodes, name))
-        total.update(f"{name} {values.dtype.str} {values.shape}".encode())
-        total.update(values.data)
-    return total.hexdigest()
-
-
 # Checksums of files ---------------------------------------------------------------------------
 
 
@@ -204,7 +193,8 @@ def changed_files(path: Path) -> list[str] | None:
 def verify(episodes: Episodes) -> list[str]:
     """What is wrong with data that could be read: the recorded digest, the flags, the metadata."""
     wrong = []
-    recorded = episodes.metadata.get("digest")
+    metadata = episodes.metadata
+    recorded = metadata.get("digest_recorded", metadata.get("digest"))
     if recorded is not None and recorded != (found := digest(episodes)):
         wrong.append(f"the data has digest {found[:12]}..., recorded is {str(recorded)[:12]}...")
     last = episodes.obs_starts + episodes.lengths

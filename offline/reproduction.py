@@ -2,16 +2,23 @@
 
 A published figure is reproduced when the mean over seeds lies within max(5 points, 2 published
 standard deviations) of it. Two figures are compared only if they measure the same: the same
-simulator, data, number of updates and seeds, and both the last or both the best score.
+simulator, data, settings, number of updates and seeds, and both the last or both the best score.
 
-Reading order: `obstacles` -> `compare`.
+The settings of a source are those that `ctrl-rl offline train` takes where none is given: the
+algorithm's defaults with its presets for the data set.
+
+Reading order: `source_settings` -> `obstacles` -> `compare`.
 """
 
+import dataclasses
+import json
+import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from ctrl_rl import registry
 from offline.published import Published
 from offline.results import Result
 
@@ -20,6 +27,18 @@ POINTS = 5.0
 
 DEVIATIONS = 2.0
 """Distance that counts as agreement [published standard deviations over seeds]."""
+
+
+BESIDE = {"adamo", "compile", "episodes", "eval_every", "monitor", "task"}
+"""Settings that change no update, but `adamo`, which `optimizer` decides about. What `task` decides
+is told as the simulator."""
+
+SAC_N_CRITICS = {
+    **{f"halfcheetah-{kind}-v2": 10 for kind in ("medium", "medium-replay", "medium-expert")},
+    **{f"walker2d-{kind}-v2": 20 for kind in ("medium", "medium-replay", "medium-expert")},
+    **{"hopper-medium-v2": 500, "hopper-medium-replay-v2": 200, "hopper-medium-expert-v2": 200},
+}
+"""Data set -> critics of the printed SAC-N, of CORL's configurations."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +58,7 @@ class Comparison:
 
     @property
     def kinds(self) -> list[str]:
-        """The obstacles in a word each: "simulator", "data", "steps", "seeds", ..."""
+        """The obstacles in a word each: "simulator", "data", "settings", "steps", ..."""
         return [why.partition(":")[0].removeprefix("other ") for why in self.obstacles]
 
     @property
@@ -56,6 +75,43 @@ class Comparison:
     def missed(self) -> bool:
         """Whether the figure was not reproduced."""
         return not abs(self.difference) <= self.allowed
+
+
+def source_settings(algo: str, dataset: str) -> dict:
+    """Settings of an algorithm and of `offline train` for a data set, as a result has them.
+
+    Raises:
+        NotFound: an unknown algorithm.
+    """
+    from offline.commands.train import OfflineFlags, presets
+
+    module = registry.load("offline_algos", algo)
+    kinds = OfflineFlags, typing.get_type_hints(module.train)["config"]
+    given, found = presets(module, dataset), {}
+    for kind in kinds:
+        own = {field.name for field in dataclasses.fields(kind)}
+        found |= dataclasses.asdict(kind(**{k: v for k, v in given.items() if k in own}))
+    return json.loads(json.dumps(found, default=str))
+
+
+def other_settings(result: Result, published: Published) -> list[str]:
+    """Name, ours and the source's of each setting that the source had otherwise.
+
+    Where the printed name stands for settings of its own, as in "10% BC", these are the source's.
+    """
+    if not result.config:
+        return []
+    if result.algo not in registry.names("offline_algos"):
+        return [f"those of {result.algo} are not known here"]
+    source = source_settings(result.algo, published.dataset)
+    if published.algo == "SAC-N":
+        source["critics"] = SAC_N_CRITICS.get(published.dataset, "unknown")
+    beside = BESIDE | result.variant.keys()
+    return [
+        f"{key} {result.config[key]}/{wanted}"
+        for key, wanted in sorted(source.items())
+        if key in result.config.keys() - beside and result.config[key] != wanted
+    ]
 
 
 def obstacles(results: Sequence[Result], published: Published, report: str) -> tuple[str, ...]:
@@ -75,6 +131,8 @@ def obstacles(results: Sequence[Result], published: Published, report: str) -> t
         found.append(f"other data: {first.dataset}, not D4RL's {published.dataset}")
     elif first.data.get("origin") != "D4RL":
         found.append(f"other data: {first.data.get('origin', 'unknown origin')}, not D4RL's file")
+    if other := other_settings(first, published):
+        found.append(f"other settings: {', '.join(other)}")
     if published.steps is not None and first.steps != published.steps:
         found.append(f"other steps: {first.steps:,}, published {published.steps:,}")
     if published.seeds is not None and len(results) != published.seeds:

@@ -24,9 +24,10 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ctrl_rl.checkpoints import write_text
 
@@ -94,11 +95,16 @@ class Result:
     @property
     def checksum(self) -> str | None:
         """Of the data: its file's sha256, or the digest of a folder."""
-        return self.data.get("sha256") or self.data.get("digest")
+        return checksum(self.data)
 
     def score(self, report: str) -> float:
         """The "last" or the "best" score."""
         return {"last": self.last, "best": self.best}[report]
+
+
+def checksum(data: Mapping[str, Any]) -> str | None:
+    """What tells data from other data, in what is recorded of it; None where nothing does."""
+    return data.get("sha256") or data.get("digest")
 
 
 def curve_scores(curve: Sequence[Sequence], normalized: bool) -> list[float]:

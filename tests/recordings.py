@@ -95,7 +95,7 @@ def all_kinds_of_ends() -> Episodes:
 
 
 def assert_same(found: Episodes, want: Episodes) -> None:
-    """Every array to the bit and of the same type; metadata but the file's name and checksum."""
+    """Every array to the bit and of the same type; metadata but the file's name and checksums."""
     for name, value in vars(want).items():
         if isinstance(value, np.ndarray):
             other = getattr(found, name)
@@ -105,6 +105,6 @@ def assert_same(found: Episodes, want: Episodes) -> None:
     for name, value in want.infos.items():
         assert found.infos[name].dtype == value.dtype
         np.testing.assert_array_equal(found.infos[name], value, err_msg=name)
-    own = {"file", "sha256", "dataset"}
+    own = {"file", "sha256", "digest", "dataset"}
     clean = lambda data: {k: v for k, v in data.items() if k not in own}  # noqa: E731
     assert clean(found.metadata) == clean(want.metadata)

@@ -19,7 +19,7 @@ from offline import d4rl
 from offline.collect import Source, collect, from_grid, roll_out
 from offline.collect import _some_steps as some_steps
 from offline.datasets import load
-from offline.inspection import digest
+from offline.episodes import digest
 from offline.transitions import Transitions
 
 
@@ -101,7 +101,7 @@ def test_a_policy_is_told_which_rows_ended():
     assert told == [None, None, None, [0], None, [1], [0]]
 
 
-def test_a_policy_with_memory_forgets_the_rows_that_ended(run, monkeypatch):
+def test_a_policy_with_memory_hears_its_rewards_and_forgets_the_rows_that_ended(run, monkeypatch):
     from offline import collect as module
 
     class Remembers:
@@ -111,15 +111,20 @@ def test_a_policy_with_memory_forgets_the_rows_that_ended(run, monkeypatch):
         def reset(self, rows=None):
             self.told.append(None if rows is None else rows.tolist())
 
+        def receive(self, reward):
+            self.told.append(tuple(reward.tolist()))
+
         def sample(self, obs, generator):
-            return torch.zeros(len(obs["actor"]), 1)
+            return half(obs, None)  # which is the reward, too
 
     monkeypatch.setattr(module, "load_policy", lambda path: Remembers())
     monkeypatch.setattr(module, "check_fits", lambda policy, spec: None)
-    env = count_env()
-    act, _ = module._actor(Source.parse_all([str(run)])[0], env, 0, deterministic=False)
-    roll_out(env, act, 13)
-    assert Remembers.told == [None, [0], [1], [0]]
+    monkeypatch.setattr(module, "make", lambda *args, **kinds: count_env())
+    collect("Pendulum-v0", Source.parse_all([str(run)]), 13, num_envs=2)
+    told = [tuple(round(10 * r) for r in x) if isinstance(x, tuple) else x for x in Remembers.told]
+    assert told == [
+        None, (0, 0), (1, 1), (2, 2), [0], (0, 3), (1, 4), [1], (2, 0), [0], (0, 1),
+    ]  # fmt: skip
 
 
 def test_a_faulty_step_is_left_out(monkeypatch):
@@ -171,6 +176,22 @@ def test_the_same_call_gives_the_same_data_and_says_its_seeds(run):
     assert about["simulator"].startswith("Pendulum-v0 (")
     d4rl.write(Path("x.hdf5"), episodes)
     assert_same(load("x.hdf5"), episodes)
+
+
+def test_a_policy_of_recorded_data_has_updates_and_no_env_steps(run, tmp_path):
+    from ctrl_rl.runs import Run
+    from offline import bc
+
+    recorded = collect("Pendulum-v0", Source.parse_all(["random"]), 40, num_envs=2)
+    config = bc.BCConfig(total_steps=20, hidden=(4,), batch_size=4, compile="off")
+    env = make("Pendulum-v0", 1, threads=1)
+    keeping = Run(tmp_path / "bc", console=False)
+    data = Transitions.from_episodes(recorded)
+    bc.train(config, data, env.spec, (0,), keeping)
+    keeping.close()
+    found = collect("Pendulum-v0", Source.parse_all([str(tmp_path / "bc")]), 20, num_envs=2)
+    (about,) = found.metadata["sources"]
+    assert about["updates"] == 20 and "env_steps" not in about
 
 
 def test_each_environment_gives_as_many_steps_of_whole_episodes(run):

@@ -17,7 +17,7 @@ from recordings import all_kinds_of_ends, assert_same, family_arrays, numbered, 
 from ctrl_rl import cli, registry
 from offline import d4rl, inspection
 from offline.datasets import d4rl_table, load
-from offline.episodes import Episodes, concatenate
+from offline.episodes import Episodes, concatenate, digest
 from offline.inspection import duplicates, figures, suspicious_facts
 
 
@@ -225,7 +225,7 @@ def test_convert_loses_nothing(call):
 
 def test_verify_finds_what_changed(call):
     episodes = all_kinds_of_ends()
-    episodes.metadata["digest"] = inspection.digest(episodes)
+    episodes.metadata["digest"] = digest(episodes)
     d4rl.write(Path("x.hdf5"), episodes)
     inspection.checksum_path(Path("x.hdf5")).write_text(inspection.checksum_of(Path("x.hdf5")))
     status, found, _ = call("verify", "x.hdf5")

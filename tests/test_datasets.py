@@ -127,12 +127,45 @@ def test_no_pair_across_a_time_out():  # pitfalls O-20
     assert load(path, episode_length=2).truncated.tolist() == [True, True, False]
 
 
+def test_a_terminal_at_the_very_end_says_nothing_of_the_ends_before():  # pitfalls O-20
+    """Three recordings, two cut without a mark: only kitchen's form says where each one ends."""
+    last = np.array([0, 0, 0, 0, 1], bool)
+    with pytest.raises(ValueError, match="no dataset 'timeouts'.*give the episode length"):
+        load(small(timeouts=None, terminals=last))
+    with pytest.raises(ValueError, match="no dataset 'timeouts'"):  # successors may cross ends, too
+        load(small(timeouts=None, terminals=last, next_observations=numbered(5, 2) + 1))
+    with pytest.raises(ValueError, match="no dataset 'timeouts'"):  # an end without a terminal
+        load(small(timeouts=None, terminals=last, infos=np.array([0, 0, 1, 1, 1])))
+    with pytest.raises(ValueError, match="no dataset 'timeouts'"):  # other infos than kitchen's
+        load(small(timeouts=None, terminals=last, **{"infos/qpos": numbered(5, 2)}))
+    for recordings in ([0, 0, 0, 0, 0], [7, 7, 8, 8, 8]):
+        ends = np.append(np.diff(recordings) != 0, True)
+        episodes = load(small(timeouts=None, terminals=ends, infos=np.array(recordings)))
+        assert episodes.terminated.all() and episodes.num_episodes == ends.sum()
+    named = "kitchen_microwave_kettle_light_slider-v0.hdf5"  # D4RL's own, whatever infos holds
+    arrays = family_arrays("kitchen")
+    del arrays["infos"]
+    assert load(write_hdf5(Path(named), arrays)).lengths.tolist() == [4, 3, 5]
+    arrays["terminals"][-1] = 0
+    with pytest.raises(ValueError, match="no dataset 'timeouts'"):
+        load(write_hdf5(Path(named), arrays))
+
+
 def test_a_step_limit_counts_from_the_last_terminal():
     terminals = np.array([1, 0, 0, 0, 1], bool)
     episodes = load(small(timeouts=None, terminals=terminals), episode_length=2)
     assert episodes.lengths.tolist() == [1, 2, 2]
     assert episodes.terminated.tolist() == [True, False, True]
     assert episodes.truncated.tolist() == [False, True, False]  # the last was on the limit, too
+
+
+def test_a_file_that_marks_its_time_outs_takes_no_step_limit(tmp_path):
+    with pytest.raises(ValueError, match="x.hdf5 has 'timeouts'.*takes no episode length"):
+        load(small(), episode_length=2)
+    arrays = family_arrays("maze2d", (350,))
+    arrays["timeouts"] = np.arange(350) == 200  # D4RL's file says more than the task's limit, 300
+    path = write_hdf5(tmp_path / "maze2d-umaze-sparse-v1.hdf5", arrays)
+    assert load(path).lengths.tolist() == [201, 149]
 
 
 def test_recordings_that_were_joined_without_a_mark_are_cut():
@@ -171,7 +204,9 @@ def test_writing_loses_nothing():
 
 @pytest.mark.parametrize("family", SIZES)
 def test_every_family_survives_a_round_trip(family):
-    first = load(write_hdf5(Path("x.hdf5"), family_arrays(family)), infos=True, episode_length=4)
+    length = 4 if family == "maze2d" else None
+    path = write_hdf5(Path("x.hdf5"), family_arrays(family))
+    first = load(path, infos=True, episode_length=length)
     d4rl.write(Path("y.hdf5"), first)
     assert_same(load("y.hdf5", infos=True), first)
 
@@ -316,6 +351,20 @@ def test_an_id_is_read_from_the_cache_with_the_tasks_sizes(monkeypatch, tmp_path
     write_hdf5(tmp_path / "cache" / "maze2d-umaze-sparse-v1.hdf5", family_arrays("maze2d", (350,)))
     assert load("maze2d-umaze-v1").lengths.tolist() == [300, 50]
     assert load("maze2d-umaze-v1", episode_length=100).lengths.tolist() == [100, 100, 100, 50]
+
+
+def test_data_of_our_own_is_not_d4rls_whatever_its_name(monkeypatch, tmp_path):
+    monkeypatch.setenv("D4RL_DATASET_DIR", str(tmp_path))
+    path = tmp_path / "hopper_medium-v2.hdf5"
+    d4rl.write(path, all_kinds_of_ends())  # of other sizes than Hopper's
+    assert datasets.locate(path) == (path, None)
+    assert load(path).metadata["dataset"] == "hopper_medium-v2"
+    with pytest.raises(ValueError, match="it is not D4RL's hopper-medium-v2; give its path to"):
+        load("hopper-medium-v2")
+    write_hdf5(path, family_arrays("gym"))
+    assert datasets.locate(path) == (path, d4rl_table()["hopper-medium-v2"])
+    path.write_text("no file of this kind")  # reading it says so, not the search for its name
+    assert datasets.locate(path)[1] is not None
 
 
 def test_unknown_names_are_answered_with_the_nearest():

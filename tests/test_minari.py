@@ -9,7 +9,9 @@ import pytest
 from recordings import all_kinds_of_ends, assert_same, family_arrays, numbered, write_hdf5
 
 from offline import d4rl, minari, minari_files
-from offline.datasets import load
+from offline.datasets import data_checksum, load
+from offline.episodes import digest
+from offline.inspection import verify
 from offline.transitions import Transitions
 
 FORMATS = minari.FORMATS
@@ -130,6 +132,27 @@ def test_from_one_format_to_the_other_and_back(data_format):
     minari.write(Path("toy-v0"), first, data_format)
     d4rl.write(Path("y.hdf5"), load("toy-v0", infos=True))
     assert_same(load("y.hdf5", infos=True), first)
+
+
+def test_a_folder_is_known_by_what_is_in_it():
+    """Also one of others, without a recorded digest; a recorded one is not taken on trust."""
+    folder = folder_of(episode(3))
+    before = load(folder).metadata["digest"]
+    assert before == digest(load(folder)) and before == load(folder, infos=True).metadata["digest"]
+    with h5py.File(folder / "data" / "main_data.hdf5", "r+") as file:
+        file["episode_0/rewards"][0] += 1
+    assert load(folder).metadata["digest"] != before
+    assert data_checksum(folder) == load(folder).metadata["digest"]
+    first = load(write_hdf5(Path("x.hdf5"), family_arrays("gym")))  # with the file's sha256
+    first.metadata["digest"] = was = digest(first)
+    minari.write(Path("ours-v0"), first)
+    metadata = load("ours-v0").metadata
+    assert metadata["digest"] == was and not {"sha256", "digest_recorded"} & metadata.keys()
+    with h5py.File("ours-v0/data/main_data.hdf5", "r+") as file:
+        file["episode_1/actions"][0] = 0.5
+    episodes = load("ours-v0")
+    assert episodes.metadata["digest"] == digest(episodes) != was
+    assert "recorded is" in verify(episodes)[0] and was[:12] in verify(episodes)[0]
 
 
 def test_a_failed_write_leaves_nothing(monkeypatch):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from recorded import episodes
+from recordings import family_arrays, write_hdf5
 
 from ctrl_rl import cli, registry, workers
 from ctrl_rl.checkpoints import load_checkpoint
@@ -35,8 +36,8 @@ SMALL = {
 X = Path("x")
 
 
-def write_data(path: Path) -> Path:
-    draw = np.random.default_rng(0)
+def write_data(path: Path, seed: int = 0) -> Path:
+    draw = np.random.default_rng(seed)
     found = episodes(
         draw.standard_normal((210, 11)),
         draw.uniform(-1, 1, (200, 3)),
@@ -153,7 +154,7 @@ def test_a_variant_takes_words_that_belong_to_its_last_setting(data):
 
 def test_data_that_no_task_plays_is_refused(monkeypatch, tmp_path):
     monkeypatch.setenv("D4RL_DATASET_DIR", str(tmp_path))
-    write_data(tmp_path / "pen-human-v1.hdf5")
+    write_hdf5(tmp_path / "pen-human-v1.hdf5", family_arrays("adroit"))
     with pytest.raises(ValueError, match="no task here is that of pen-human-v1"):
         planned("pen-human-v1")
 
@@ -226,6 +227,18 @@ def test_what_was_made_with_other_settings_is_not_gone_on_with(data):
     Path("x/results/hopper-noise/bc/s0.json").unlink()  # as if killed: the run is there
     with pytest.raises(ValueError, match=r"s0 was made with another batch_size \(16, now 32\)"):
         run(data, "--algo", "bc", "--seeds", "1", algo__batch_size="32")
+
+
+def test_what_was_made_from_other_data_is_not_gone_on_with(tmp_path):
+    """A file that was overwritten would put two data sets into one mean."""
+    path = write_data(tmp_path / "hopper-noise.hdf5")
+    run(str(path), "--algo", "bc", "--seeds", "1")
+    write_data(path, seed=1)
+    with pytest.raises(ValueError, match="s0.json was made from other data than .*hopper-noise"):
+        run(str(path), "--algo", "bc", "--seeds", "2")
+    Path("x/results/hopper-noise/bc/s0.json").unlink()  # as if killed: the run is there
+    with pytest.raises(ValueError, match="s0 was made from other data than .*another --out"):
+        run(str(path), "--algo", "bc", "--seeds", "1")
 
 
 def test_a_result_that_was_not_written_is_taken_from_the_run(data, monkeypatch):

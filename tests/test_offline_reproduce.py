@@ -1,5 +1,6 @@
 """`reproduce` passes on a table that is right, and fails on every one that is not."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -7,9 +8,10 @@ import pytest
 from offline_results import spread, write_seeds
 
 from ctrl_rl import cli, registry
-from offline.commands import reproduce
+from offline.benchmark import FREE
+from offline.commands import reproduce, train
 from offline.published import NAMES, table
-from offline.registry import COMMANDS
+from offline.registry import ALGOS, COMMANDS
 
 X = Path("x")
 OURS = {printed: ours for ours, printed in NAMES.items()}
@@ -19,9 +21,9 @@ HOPPER = ("--dataset", "hopper-medium-v2", "--algo", "td3_bc")
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch):
-    """This checkout's commands, whatever is installed."""
-    names = registry.names
-    monkeypatch.setattr(registry, "names", lambda g: {**names(g), **COMMANDS})
+    """This checkout's commands and algorithms, whatever is installed."""
+    names, ours = registry.names, {"offline_algos": ALGOS, "commands": COMMANDS}
+    monkeypatch.setattr(registry, "names", lambda g: {**names(g), **ours.get(g, {})})
 
 
 def run(*words: str) -> int:
@@ -123,6 +125,35 @@ def test_what_is_not_comparable_fails_unless_allowed(reason, capsys):
     assert run("corl-gym", *HOPPER, "--allow-env-mismatch") == 0
     assert f"agrees: ours 60.0 ± 2.0 ({'5' if '5,' in reason else '3' if ' 3,' in reason else '4'}"
     assert f"1 agrees, not comparable\n  {reason}\n" in capsys.readouterr().out
+
+
+def test_other_settings_than_the_source_s_are_not_comparable(capsys):
+    """Those of `offline train` without any given are the source's; each other one is named."""
+    plan = train.read_plan(["--algo", "td3_bc", "--dataset", "hopper-medium-v2"])
+    config = dataclasses.asdict(plan.flags) | dataclasses.asdict(plan.algo_config)
+    config = json.loads(json.dumps({k: v for k, v in config.items() if k not in FREE}, default=str))
+    assert config["normalize_obs"] is True  # a preset
+    write_seeds(X, spread(60.0, 2.0), config=config | {"episodes": 100, "compile": "off"})
+    assert verdicts(capsys, "corl-gym", *HOPPER) == (0, ["agrees"])
+    changed = {"learning_rate": 0.1, "hidden": [8], "reward": "locomotion", "normalize_obs": False}
+    write_seeds(X, spread(60.0, 2.0), config=config | changed)
+    assert run("corl-gym", *HOPPER) == 1
+    told = capsys.readouterr().out
+    assert "; other settings\n" in told
+    assert (
+        "other settings: hidden [8]/[256, 256], learning_rate 0.1/0.0003, "
+        "normalize_obs False/True, reward locomotion/raw\n" in told
+    )
+
+
+@pytest.mark.parametrize(("critics", "verdict"), [(10, "not comparable"), (500, "agrees")])
+def test_a_printed_variant_is_held_against_what_its_source_used(critics, verdict, capsys):
+    write_seeds(
+        X, spread(40.8, 2.0), algo="edac", variant={"diversity": "0"}, steps=3_000_000,
+        config={"diversity": 0.0, "critics": critics},
+    )  # fmt: skip
+    words = ("corl-gym", "--dataset", "hopper-medium-v2", "--algo", "SAC-N")
+    assert verdicts(capsys, *words)[1] == [verdict]
 
 
 def test_a_wrong_figure_fails_also_where_a_mismatch_is_allowed(capsys):

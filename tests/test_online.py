@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -11,7 +12,7 @@ from recorded import episodes, same
 from ctrl_rl.buffers import ReplayBuffer
 from ctrl_rl.checkpoints import load_checkpoint
 from ctrl_rl.runs import Run, read_metrics
-from offline import d4rl, online, training
+from offline import d4rl, minari, online, training
 from offline.awac import AWAC, AWACConfig
 from offline.bc import BC, BCConfig
 from offline.commands import online as command
@@ -194,6 +195,27 @@ def test_the_command_takes_a_run_into_its_task_and_goes_on(tmp_path, our_names, 
         file.write(b"other")
     with pytest.raises(ValueError, match="not the data that"):
         command.main([*words, "--run-dir", str(tmp_path / "x")])
+
+
+def test_a_folder_that_has_changed_is_not_gone_on_with(tmp_path, our_names):
+    draw = np.random.default_rng(0)
+    found = episodes(
+        draw.normal(size=(42, 3)), draw.uniform(-2, 2, (40, 1)), -np.ones(40), np.full(2, 20),
+        np.zeros(2), np.ones(2),
+    )  # fmt: skip
+    path = tmp_path / "swings-v0"
+    minari.write(path, dataclasses.replace(found, metadata={"task": "Pendulum-v0"}))
+    train.main(["--algo", "awac", "--dataset", str(path), "--algo.hidden", "8", "--algo.compile",
+                "off", "--total-steps", "20", "--episodes", "1",
+                "--run-dir", str(tmp_path / "r")])  # fmt: skip
+    saved, _ = train.read_saved(tmp_path / "r")
+    command.restore(tmp_path / "r", saved, 10)
+    with h5py.File(path / "data" / "main_data.hdf5", "r+") as file:
+        file["episode_0/actions"][0] = 0.5
+    with pytest.raises(ValueError, match="not the data that"):
+        command.restore(tmp_path / "r", saved, 10)
+    with pytest.raises(ValueError, match="another digest .*start a new run"):
+        train.main(["--resume", str(tmp_path / "r"), "--total-steps", "40"])
 
 
 def test_the_command_refuses_other_runs(tmp_path, our_names):

@@ -112,6 +112,27 @@ def test_play_keeps_time_and_stops_after_the_seconds_asked():
     assert viewer.shown[-1][1]["time"] == "0.5 s"
 
 
+def test_a_policy_that_asks_for_its_rewards_hears_them_before_the_reset():
+    class Receives(Recorder):
+        told = []
+
+        def receive(self, reward):
+            assert reward.shape == (1,)
+            self.told.append(float(reward))
+
+        def reset(self, rows=None):
+            self.told.append("reset")
+
+    task = ctrl_rl.registry.load("tasks", "Pendulum-v0")
+    env = ctrl_rl.make("Pendulum-v0", 1, config=task.Config(max_episode_steps=3))
+    viewer = Script({}, 4)
+    play(Receives(env), env, viewer, Operator(()), speed=math.inf)
+    told = Receives.told
+    assert told[0] == told[4] == "reset" and len(told) == 6
+    returns = [float(lines["return"]) for _, lines in viewer.shown]
+    assert returns[2] == round(sum(told[1:4]), 1) < 0 and returns[3] == round(told[5], 1)
+
+
 def test_a_slow_viewer_makes_slow_motion_not_a_backlog():
     env = ctrl_rl.make("Pendulum-v0", 1)
     viewer = Script({}, 5)

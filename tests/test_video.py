@@ -103,6 +103,30 @@ def test_an_encoder_that_dies_leaves_the_old_video(can_render, tmp_path, monkeyp
     assert path.read_bytes() == b"old"
 
 
+def test_a_policy_that_asks_for_its_rewards_hears_each(monkeypatch, tmp_path):
+    class Receives(Still):
+        told = []
+
+        def receive(self, reward):
+            self.told.append(float(reward))
+
+    def writer(path, *size):
+        path.with_suffix(".tmp.mp4").touch()
+        while True:
+            yield
+
+    def started(*args):
+        found = writer(*args)
+        next(found)
+        return found
+
+    env = ctrl_rl.make("Pendulum-v0", 1)
+    monkeypatch.setattr(env, "frame", lambda row: np.zeros((2, 2, 3), np.uint8))
+    monkeypatch.setattr(video, "_writer", started)
+    video.record(Receives(env), env, tmp_path / "v.mp4", 4 * env.spec.step_dt)
+    assert len(Receives.told) == 4 and all(reward < 0 for reward in Receives.told)
+
+
 def test_without_opengl_the_remedy_is_named(monkeypatch):
     monkeypatch.setattr(render.platform, "system", lambda: "Linux")
     for name in ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY"):

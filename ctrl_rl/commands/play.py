@@ -115,7 +115,8 @@ def play(
     """Step row 0 in real time under the operator's command, and show it.
 
     Args:
-        policy: as `load_policy` gives it.
+        policy: as `load_policy` gives it. One with a method `receive` is told the reward (1,) of
+            each step.
         env: one environment.
         viewer: see `robots.viewer.Viewer`.
         operator: takes the keys.
@@ -128,6 +129,7 @@ def play(
     import torch
 
     step_dt, steps, episode_return = env.spec.step_dt, 0, 0.0
+    receive = getattr(policy, "receive", None)
     obs = env.reset()
     policy.reset()
     due = time.monotonic()
@@ -141,6 +143,8 @@ def play(
             obs, episode_return = env.reset(), 0.0
             policy.reset()
         result = env.step(policy(obs).to(env.device))
+        if receive is not None:
+            receive(result.reward)
         obs, steps = result.obs, steps + 1
         episode_return += float(result.reward[0])
         ended = bool(result.terminated[0] | result.truncated[0])

@@ -120,7 +120,7 @@ def plan_cells(args: Bench) -> list[Planned]:
             or one that comes twice.
     """
     from offline.commands import train
-    from offline.datasets import locate
+    from offline.datasets import data_checksum, locate
     from offline.playing import find_task
 
     if not args.datasets:
@@ -135,6 +135,7 @@ def plan_cells(args: Bench) -> list[Planned]:
         name = entry.dataset if entry else path.stem if path.is_file() else dataset
         if Path(dataset).expanduser().exists():  # a process of Ray works in another folder
             dataset = str(path.resolve())
+        checksum = data_checksum(dataset)
         for text in args.algo.split(","):
             algo, variant = _variant(text)
             own = [w for k, v in variant for w in (f"--algo.{k.replace('_', '-')}", *v.split())]
@@ -154,6 +155,7 @@ def plan_cells(args: Bench) -> list[Planned]:
                 words=words,
                 total_steps=plan.algo_config.total_steps,
                 config=json.loads(json.dumps(config, default=str)),
+                checksum=checksum,
             )
             if (name, planned.label) in found:
                 raise cli.UsageError(f"a cell comes twice: {name} {planned.label}")

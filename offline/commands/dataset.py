@@ -309,6 +309,7 @@ def check(args: Verify) -> dict:
     """Read everything, and hold it against what was recorded."""
     from offline import inspection
     from offline.datasets import load, locate
+    from offline.episodes import digest
 
     if not args.datasets:
         raise cli.UsageError("name at least one data set")
@@ -317,20 +318,20 @@ def check(args: Verify) -> dict:
         path, _ = locate(name)
         changed = inspection.changed_files(path)
         wrong = [f"{file} differs from its recorded checksum" for file in changed or []]
-        digest = None
+        found = None
         try:
             episodes = load(path, episode_length=args.episode_length, infos=True)
             wrong += inspection.verify(episodes)
-            digest = inspection.digest(episodes)
+            found = digest(episodes)
         except ValueError as error:
             wrong.append(str(error))
         print(f"{name}: {'good' if not wrong else 'WRONG'}")
         print("\n".join(f"  - {line}" for line in wrong), end="\n" if wrong else "")
         if changed is None:
             print("  no checksum of the file was recorded")
-        if digest:
-            print(f"  digest {digest}")
-        report[name] = {"wrong": wrong, "digest": digest, "checksum_recorded": changed is not None}
+        if found:
+            print(f"  digest {found}")
+        report[name] = {"wrong": wrong, "digest": found, "checksum_recorded": changed is not None}
     passed = not any(about["wrong"] for about in report.values())
     return {"datasets": report, "passed": passed, "config": dataclasses.asdict(args)}
 

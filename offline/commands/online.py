@@ -114,12 +114,12 @@ def restore(folder: Path, saved: dict, more: int) -> tuple[Any, Any]:
     from ctrl_rl.spec import EnvSpec
     from offline import datasets
     from offline.online import longer
+    from offline.results import checksum
     from offline.transitions import Transitions
 
     flags = saved["run"]
     episodes = datasets.load(saved["data"]["file"], episode_length=flags["episode_length"])
-    sha256 = episodes.metadata.get("sha256")
-    if sha256 != saved["data"].get("sha256"):
+    if checksum(episodes.metadata) != checksum(saved["data"]):
         raise ValueError(f"{saved['data']['file']} is not the data that {folder} was trained on")
     data = Transitions.from_episodes(
         episodes, flags["reward"], flags["timeouts"], flags["normalize_obs"]
