@@ -308,7 +308,7 @@ class POR:
         self._parts = [name for name in _PARTS if hasattr(self, name)]
         self._targets: list[Tensor] = [*self.target.parameters()]
         self._sources: list[Tensor] = [*self.value.parameters()]
-        self.updates = 0
+        self.updates, self._behavior_steps = 0, config.behavior_steps
         self._of_behavior = torch.zeros(2, len(self.seeds), device=self.device)
 
     def update(self, batch: Batch) -> Tensor:
@@ -318,7 +318,7 @@ class POR:
             Figures (K, S) named by `STATS`; those of the behaviour guide are of its last step.
         """
         obs, action, reward, next_obs, terminated = batch
-        if self.updates < self.config.behavior_steps:
+        if self.updates < self._behavior_steps:
             self._of_behavior = self.behavior_step(obs, next_obs)
             self.updates += 1
             rest = torch.zeros(len(STATS) - 2, len(self.seeds), device=self.device)
@@ -376,6 +376,7 @@ class POR:
             {
                 **{name: getattr(self, name).state_dict() for name in self._parts},
                 "updates": self.updates,
+                "behavior_steps": self._behavior_steps,
                 "of_behavior": self._of_behavior,
                 "noise": [generator.get_state() for generator in self.noise],
             }
@@ -386,13 +387,16 @@ class POR:
         for name in self._parts:
             getattr(self, name).load_state_dict(state[name])
         self.updates = state["updates"]
+        # A run that is made longer has a later boundary; once frozen, the behaviour guide stays so.
+        if self.updates >= state["behavior_steps"]:
+            self._behavior_steps = state["behavior_steps"]
         self._of_behavior = state["of_behavior"].to(self.device)
         for generator, saved in zip(self.noise, state["noise"], strict=True):
             generator.set_state(saved)
 
     def _anneal(self) -> None:
         """Set the step sizes of guide and execute policy."""
-        first = self.config.behavior_steps
+        first = self._behavior_steps
         done = (self.updates - first) / (self.config.total_steps - first)
         rate = self.config.learning_rate / 2 * (1 + math.cos(math.pi * done))
         self.guide_step.learning_rate.fill_(rate)
