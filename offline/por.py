@@ -51,7 +51,7 @@ from torch import Tensor, nn
 
 from ctrl_rl.compiled import MakeOptimizer, MinibatchStep
 from ctrl_rl.networks import action_bounds
-from ctrl_rl.policy import load_policy
+from ctrl_rl.policy import check_same_shape, load_policy
 from ctrl_rl.runs import Run
 from ctrl_rl.spec import EnvSpec
 from offline import training
@@ -259,7 +259,7 @@ class POR:
 
     Raises:
         ValueError: the spec's actions are discrete or unbounded; or `execute_from` is no run of
-            POR, or one of other observations, actions, statistics or networks.
+            POR, or one of other observations, actions, statistics, networks or activation.
     """
 
     name, metrics, stats = "por", METRICS, STATS
@@ -408,9 +408,19 @@ class POR:
         """Copy the execute policies of a run: of each seed its own, where the run has it."""
         for place, seed in enumerate(self.seeds):
             own = folder / f"s{seed}"
-            section = load_policy(own if own.is_dir() else folder, "last").section()
+            policy = load_policy(own if own.is_dir() else folder, "last")
+            section, activation = policy.section(), self.config.activation
             if section["kind"] != "gaussian_guided":
                 raise ValueError(f"execute_from {folder}: its policy has no execute policy")
+            try:
+                check_same_shape(policy.spec, self.spec, ["actor"])
+            except ValueError as error:
+                raise ValueError(f"execute_from {folder}: {error}") from None
+            if section["activation"] != activation:
+                raise ValueError(
+                    f"execute_from {folder}: its activation is {section['activation']}, not "
+                    f"{activation}; use --algo.activation {section['activation']}"
+                )
             mine = None if self.normalizer is None else self.normalizer.section()
             if not _same_statistics(section["normalizer"], mine):
                 raise ValueError(

@@ -284,11 +284,11 @@ def por_record(folder):
 # Another task with the same execute policy --------------------------------------------------
 
 
-def kept(folder, data, seeds=(0, 1), **changes):
+def kept(folder, data, seeds=(0, 1), box=None, **changes):
     small = PORConfig(total_steps=20, batch_size=16, hidden=(8,), execute_hidden=(9,),
                       compile="off", execute_from=str(folder))  # fmt: skip
     config = dataclasses.replace(small, **changes)
-    return POR(config, data, spec(3, LOW, HIGH), seeds), config
+    return POR(config, data, spec(3, LOW, HIGH) if box is None else box, seeds), config
 
 
 @pytest.fixture
@@ -322,9 +322,19 @@ def test_an_execute_policy_that_does_not_fit_is_refused(first, tmp_path):
     folder, data, _ = first
     with pytest.raises(ValueError, match=r"execute_from .*layer 0 .* \(6, 9\), not \(6, 12\)"):
         kept(folder, data, execute_hidden=(12,))
+    renamed = spec(3, LOW, HIGH)
+    (term,) = renamed.obs["actor"]
+    renamed.obs["actor"] = (dataclasses.replace(term, name="position"),)
     normalized = random_data(low=LOW, high=HIGH, normalize_obs=True)
     with pytest.raises(ValueError, match="other statistics"):
         kept(folder, normalized)
+    for changes, message in (
+        ({"activation": "tanh"}, "activation is relu, not tanh; use --algo.activation relu"),
+        ({"box": spec(3, LOW, (1.0, 9.0))}, "trained on .* whose action is not that"),
+        ({"box": renamed}, "observes obs .* has position"),
+    ):
+        with pytest.raises(ValueError, match=f"^execute_from .*{message}"):
+            kept(folder, data, **changes)
     with pytest.raises(ValueError, match="nowhere"):
         kept(tmp_path / "nowhere", data)
     from offline.td3_bc import TD3BC, TD3BCConfig
