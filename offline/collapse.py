@@ -336,7 +336,10 @@ class CollapseMonitor:
 
 
 class Watch:
-    """The monitor of a run: fixed transitions of its data, looked at every `WATCH_EVERY` updates.
+    """The monitor of a run: fixed transitions of its data, looked at whenever a check is due.
+
+    A check is due once a multiple of `WATCH_EVERY` updates is reached or passed since the last one,
+    and at the end of the run.
 
     Args:
         learner: what learns. It is watched if its config's `monitor` is "warn" or "stop"; then it
@@ -351,6 +354,7 @@ class Watch:
     def __init__(self, learner: Any, data: Transitions) -> None:
         self._learner, mode = learner, getattr(learner.config, "monitor", "off")
         self._monitor: CollapseMonitor | None = None
+        self._checked = 0
         if mode == "off":
             return
         config, size = learner.config, len(learner.seeds)
@@ -360,11 +364,24 @@ class Watch:
         chosen = torch.linspace(0, len(data) - 1, min(PROBE_SIZE, len(data))).long()
         self._batch = data.batch(data.index[chosen.to(data.device)].expand(size, -1))
 
-    def check(self, step: int) -> list[dict[str, float]]:
-        """Figures of each seed, empty where none are due; see `CollapseMonitor.check`."""
+    def widen(self, reward: Tensor, terminated: Tensor) -> None:
+        """Raise the bound to what rewards (n,) of other transitions, as learned from, allow."""
+        if self._monitor is not None and len(reward):
+            bound = legal_bound(reward, terminated, self._learner.config.gamma)
+            self._monitor.bound = max(self._monitor.bound, bound)
+
+    def check(self, step: int, at_end: bool = False) -> list[dict[str, float]]:
+        """Figures of each seed, empty where none are due; see `CollapseMonitor.check`.
+
+        Args:
+            step: updates made so far.
+            at_end: no more will be made.
+        """
         learner, seeds = self._learner, len(self._learner.seeds)
-        if self._monitor is None or step % WATCH_EVERY:
+        passed = step // WATCH_EVERY > self._checked // WATCH_EVERY
+        if self._monitor is None or not (passed or (at_end and step > self._checked)):
             return [{} for _ in range(seeds)]
+        self._checked = step
         batch, critic = self._batch, learner.critic
         params = dict(critic.named_parameters())
         with torch.no_grad():
@@ -386,9 +403,12 @@ class Watch:
 
     def state_dict(self) -> dict | None:
         """What later checks depend on."""
-        return None if self._monitor is None else self._monitor.state_dict()
+        if self._monitor is None:
+            return None
+        return {"monitor": self._monitor.state_dict(), "checked": self._checked}
 
     def load_state_dict(self, state: dict | None) -> None:
         """Continue where `state_dict` was taken."""
         if self._monitor is not None and state is not None:
-            self._monitor.load_state_dict(state)
+            self._monitor.load_state_dict(state["monitor"])
+            self._checked = state["checked"]

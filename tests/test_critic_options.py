@@ -132,6 +132,29 @@ def test_a_run_is_watched_on_its_own_data(data):
         assert run.rows[-1][key] == pytest.approx(sum(values) / 2)
 
 
+@pytest.mark.parametrize(
+    ("log_every", "totals", "watched"),
+    [
+        (10, (10,), [10]),  # shorter than the distance of two checks
+        (10, (50,), [20, 40, 50]),
+        (15, (60,), [30, 45, 60]),  # rows beside the multiples of 20
+        (10, (25, 80), [20, 25, 45, 65, 80]),  # made longer
+    ],
+)
+def test_a_run_is_watched_wherever_its_rows_fall(
+    log_every, totals, watched, data, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(training, "LOG_EVERY", log_every)
+    run = None
+    for total in totals:
+        made = learner("td3_bc", data, monitor="warn", gamma=0.9, total_steps=total)
+        resume = total != totals[0]
+        run = Run(tmp_path / "run", console=False, eval_every=0, resume=resume)
+        training.fit(made, data, run)
+    assert run is not None
+    assert [row["step"] for row in run.rows if "collapse/q_max" in row] == watched
+
+
 def test_a_run_can_be_stopped_by_its_monitor(data):
     data = random_data()
     data.rows[:, -2] = 1e-3  # the critics' first values are beyond what these rewards allow
