@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import json
+import math
 import typing
 
 import pytest
@@ -170,6 +171,46 @@ def test_a_run_can_be_stopped_by_its_monitor(data):
     assert not any(k.startswith("collapse") for k in _logged(learner("td3_bc", data), data))
     with pytest.raises(ValueError, match="values have a bound for a discount"):
         training.fit(learner("td3_bc", data, monitor="warn", gamma=1.0), data)
+
+
+@pytest.mark.parametrize(
+    ("algo", "changes", "extra"),
+    [
+        ("edac", {"learning_rate": 3e-3}, 2.0),  # alpha 1 at the start, H = -2
+        ("edac", {"learning_rate": 3e-3, "target_entropy": 0.5}, 2 * math.log(2)),
+        ("rebrac", {"learning_rate": 3e-3, "critic_penalty": 0.5}, 4.0),  # two dimensions
+    ],
+)
+def test_what_targets_add_to_rewards_is_no_collapse(algo, changes, extra, monkeypatch):
+    """Rewards of 0.001, and values a hundred times what those alone allow."""
+    monkeypatch.setattr(collapse, "WATCH_EVERY", 150)  # growth alone is no collapse so soon
+    data = random_data()
+    data.rows[:, -2] = 1e-3
+
+    def fitted():
+        made = learner(algo, data, monitor="stop", gamma=0.9, total_steps=400, polyak=0.05,
+                       **changes)  # fmt: skip
+        training.fit(made, made.data, run := Run())
+        return made, run.rows
+
+    made, rows = fitted()
+    row = next(row for row in rows if "collapse/q_max" in row)
+    bound = 1e-2 + 9 * extra
+    assert row["collapse/q_max"] / row["collapse/q_share"] == pytest.approx(bound)
+    assert 1 < rows[-1]["collapse/q_max"] < bound
+    watch = collapse.Watch(made, made.data)
+    with torch.no_grad():
+        made.critic.net.layers[-1].bias.add_(3 * bound)
+    with pytest.raises(Diverged, match="no policy can earn more"):
+        watch.check(150)
+    watch.load_state_dict(watch.state_dict() | {"checked": 0, "extra": 70.0})  # the largest so far
+    with torch.no_grad():
+        made.critic.net.layers[-1].bias.add_(1e3)
+    with pytest.raises(Diverged, match=r"no policy can earn more than 630;"):
+        watch.check(150)
+    monkeypatch.delattr(type(made), "extra_reward")
+    with pytest.raises(Diverged, match="earn more than 0.01"):
+        fitted()
 
 
 def _logged(made, data):
