@@ -267,6 +267,10 @@ ERRORS = [
         "unknown offline algo 'td3_bd'; did you mean 'td3_bc'",
     ),
     (["--algo", "sac", "--dataset", "x"], "sac learns in a simulator: ctrl-rl train TASK"),
+    (
+        ["--algo", "metadiffuser", "--dataset", "x"],
+        "metadiffuser is trained from Python: see docs/algorithms/metadiffuser.md",
+    ),
     (["--algo", "bc", "--dataset", "hopper-medum-v2"], "did you mean 'hopper-medium-v2'"),
     (["--algo", "bc", "--dataset", "hopper-medium-v2"], "ctrl-rl dataset download hopper-medium"),
     (["--algo", "bc"], "needs --algo and --dataset"),

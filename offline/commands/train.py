@@ -204,6 +204,8 @@ def read_plan(argv: list[str]) -> Plan:
                              "ctrl-rl dataset list show them")  # fmt: skip
     if algo in registry.names("algos"):
         raise ValueError(f"{algo} learns in a simulator: ctrl-rl train TASK --algo {algo}")
+    if algo in ("diffuser", "metadiffuser"):
+        raise ValueError(f"{algo} is trained from Python: see docs/algorithms/metadiffuser.md")
     module = registry.load("offline_algos", algo)
     algo_cls = typing.get_type_hints(module.train)["config"]
     own = {f.name for f in dataclasses.fields(OfflineFlags)}
