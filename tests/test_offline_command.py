@@ -15,7 +15,7 @@ from ctrl_rl.commands.list import List
 from ctrl_rl.commands.list import main as list_main
 from ctrl_rl.policy import Policy, load_policy
 from ctrl_rl.runs import read_config, read_metrics
-from offline import d4rl, playing, training
+from offline import d4rl, minari, playing, training
 from offline.commands import train
 from offline.datasets import load
 from offline.registry import ALGOS, COMMANDS
@@ -180,6 +180,30 @@ def test_defaults_are_those_of_the_source_for_the_family(algo, dataset, expected
     assert {key: found[key] for key in expected} == expected
     plan = train.read_plan(["--algo", algo, "--dataset", dataset, "--reward", "locomotion"])
     assert plan.flags.reward == "locomotion"
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_whose_settings_were_taken_is_said_and_a_recorded_task_counts(folder, tmp_path, capsys):
+    def plan_of(name, metadata):
+        path = tmp_path / name if folder else write(tmp_path / f"{name}.hdf5", metadata=metadata)
+        if folder:
+            minari.write(path, d4rl.read(write(tmp_path / "x.hdf5", metadata=metadata)))
+        return str(path), train.read_plan(["--algo", "iql", "--dataset", str(path)])
+
+    path, plan = plan_of("mine", {"task": "Hopper-v5"})
+    assert (plan.settings_of, plan.flags.reward) == ("the gym family", "locomotion")
+    trained(tmp_path / "r", "--algo", "iql", "--dataset", path, *SMALL)
+    assert "settings of the gym family\n" in capsys.readouterr().out
+    trained(tmp_path / "r", "--resume", str(tmp_path / "r"), "--total-steps", "50")
+    assert "settings of" not in capsys.readouterr().out
+    path, plan = plan_of("other", {"task": "Elephant-v0"})
+    assert (plan.settings_of, plan.flags.reward) == (None, "raw")
+    trained(tmp_path / "s", "--algo", "iql", "--dataset", path, "--task", "Hopper-v5", *SMALL)
+    assert "settings of iql alone, for no data set\n" in capsys.readouterr().out
+    # A name goes first.
+    assert plan_of("antmaze-mine", {"task": "Hopper-v5"})[1].flags.reward == "antmaze"
+    plan = train.read_plan(["--algo", "rebrac", "--dataset", "hopper-medium-v2"])
+    assert plan.settings_of == "hopper-medium-v2"
 
 
 def test_data_of_no_task_trains_without_evaluation(tmp_path, capsys):
