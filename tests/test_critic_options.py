@@ -4,7 +4,9 @@ import dataclasses
 import importlib
 import json
 import math
+import re
 import typing
+from pathlib import Path
 
 import pytest
 import torch
@@ -211,6 +213,25 @@ def test_what_targets_add_to_rewards_is_no_collapse(algo, changes, extra, monkey
     monkeypatch.delattr(type(made), "extra_reward")
     with pytest.raises(Diverged, match="earn more than 0.01"):
         fitted()
+
+
+def test_pages_name_both_for_the_learners_that_have_them():
+    docs = Path(__file__).parents[1] / "docs" / "algorithms"
+    page = (docs / "adamo.md").read_text()
+    sentences = {
+        "optimizer": page.partition("7. ")[2].partition("Actors keep Adam")[0],
+        "monitor": page.partition("`--algo.monitor warn`, or `stop`, for ")[2].partition("Once")[0],
+    }
+    for algo in ALGOS:
+        cls = typing.get_type_hints(importlib.import_module(f"offline.{algo}").train)["config"]
+        fields = {f.name for f in dataclasses.fields(cls)}
+        called = cls.__name__.removesuffix("Config").replace("TD3BC", "TD3+BC")
+        own = " ".join((docs / f"{algo}.md").read_text().split())
+        for field, sentence in sentences.items():
+            assert (called in re.findall(r"[\w+]+", sentence)) == (field in fields), (algo, field)
+            assert (f"--algo.{field}" in own) == (field in fields), (algo, field)
+        unwatched = "optimizer" in fields and "monitor" not in fields
+        assert ("There is no monitor" in own) == unwatched, algo
 
 
 def _logged(made, data):
