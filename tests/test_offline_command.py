@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import h5py
 import numpy as np
@@ -15,7 +16,8 @@ from ctrl_rl.commands.list import List
 from ctrl_rl.commands.list import main as list_main
 from ctrl_rl.policy import Policy, load_policy
 from ctrl_rl.runs import read_config, read_metrics
-from offline import d4rl, minari, playing, training
+from offline import d4rl, minari, online, playing, training
+from offline.commands import online as online_command
 from offline.commands import train
 from offline.datasets import load
 from offline.registry import ALGOS, COMMANDS
@@ -204,6 +206,19 @@ def test_whose_settings_were_taken_is_said_and_a_recorded_task_counts(folder, tm
     assert plan_of("antmaze-mine", {"task": "Hopper-v5"})[1].flags.reward == "antmaze"
     plan = train.read_plan(["--algo", "rebrac", "--dataset", "hopper-medium-v2"])
     assert plan.settings_of == "hopper-medium-v2"
+
+
+@pytest.mark.parametrize(
+    ("command", "rows"),
+    [(train.main, f"multiple of {training.LOG_EVERY}"), (online_command.main,
+     f"row of the log, one in {online.LOG_EVERY} env steps")],
+)  # fmt: skip
+def test_help_says_how_finely_a_run_can_be_cut(command, rows, capsys):
+    with pytest.raises(SystemExit):
+        command(["--help"])
+    text = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
+    for flag in ("--stop-after", "--eval-every", "--checkpoint-every"):
+        assert rows in text.partition(f"{flag} ")[2][:220], flag
 
 
 def test_data_of_no_task_trains_without_evaluation(tmp_path, capsys):

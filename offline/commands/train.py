@@ -24,7 +24,8 @@ class OfflineFlags:
     total_steps: int = 1_000_000
     """Length of training [updates]; may be raised with --resume."""
     stop_after: int | None = None
-    """Leave with a checkpoint once this many updates are done; --resume goes on."""
+    """Leave with a checkpoint at the next multiple of 250 updates once this many are done; --resume
+    goes on."""
     seed: int = 0
     """Decides every random draw."""
     seeds: int = 1
@@ -42,12 +43,13 @@ class OfflineFlags:
     episode_length: int | None = None
     """Steps after which episodes were cut, for a file that does not say."""
     eval_every: int | None = None
-    """Updates between evaluations; None for a fifth of the run, 0 for the end only."""
+    """Updates between evaluations, each at the next multiple of 250; None for a fifth of the run, 0
+    for the end only."""
     episodes: int = 10
     """Episodes of each evaluation, played side by side."""
     checkpoint_every: int | None = None
-    """Updates between checkpoints; None for a tenth of the run, 0 for the end only. An evaluation
-    always makes one."""
+    """Updates between checkpoints, each at the next multiple of 250; None for a tenth of the run, 0
+    for the end only. An evaluation always makes one."""
     device: str = "cpu"
     """Torch device of networks and data, "cpu" or "cuda"."""
     threads: int = 0
