@@ -97,7 +97,7 @@ def test_figures_are_found_by_our_names():
     assert stem_of("antmaze-umaze-diverse-v2") == "antmaze-umaze-diverse"
     printed = {c.algo for cells in tables().values() for c in cells}
     assert set(published.NAMES.values()) <= printed
-    assert {name.split()[0] for name in published.NAMES} <= set(registry.ALGOS)  # what `bench` can make
+    assert {name.split()[0] for name in published.NAMES} <= set(registry.ALGOS)
 
 
 def test_an_unknown_table_is_named_with_the_nearest():
