@@ -336,12 +336,17 @@ class CollapseMonitor:
 
 
 class Watch:
-    """The monitor of a run: fixed transitions of its data, looked at every `WATCH_EVERY` updates.
+    """The monitor of a run: fixed transitions of its data, looked at whenever a check is due.
+
+    A check is due once a multiple of `WATCH_EVERY` updates is reached or passed since the last one,
+    and at the end of the run.
 
     Args:
         learner: what learns. It is watched if its config's `monitor` is "warn" or "stop"; then it
             has `critic(obs, action) -> (S, E, B)`, `critic_step`, `next_action(next_obs)
-            -> (S, B, A)`, and learning rate and discount in its config.
+            -> (S, B, A)`, and learning rate and discount in its config. Where its targets add
+            something to the values that they bootstrap from, `extra_reward()` is the largest size
+            of it now [reward]; the largest so far raises the bound by gamma / (1 - gamma) of it.
         data: what it learns from.
 
     Raises:
@@ -351,20 +356,35 @@ class Watch:
     def __init__(self, learner: Any, data: Transitions) -> None:
         self._learner, mode = learner, getattr(learner.config, "monitor", "off")
         self._monitor: CollapseMonitor | None = None
+        self._checked = 0
         if mode == "off":
             return
         config, size = learner.config, len(learner.seeds)
         reward, terminated = data.rows[:, -2:][data.index].unbind(1)
-        bound = legal_bound(reward, terminated, config.gamma)
-        self._monitor = CollapseMonitor(bound, config.learning_rate, learner.seeds, mode == "stop")
+        self._allowed, self._extra = legal_bound(reward, terminated, config.gamma), 0.0
+        stop = mode == "stop"
+        self._monitor = CollapseMonitor(self._bound(), config.learning_rate, learner.seeds, stop)
         chosen = torch.linspace(0, len(data) - 1, min(PROBE_SIZE, len(data))).long()
         self._batch = data.batch(data.index[chosen.to(data.device)].expand(size, -1))
 
-    def check(self, step: int) -> list[dict[str, float]]:
-        """Figures of each seed, empty where none are due; see `CollapseMonitor.check`."""
+    def widen(self, reward: Tensor, terminated: Tensor) -> None:
+        """Raise the bound to what rewards (n,) of other transitions, as learned from, allow."""
+        if self._monitor is not None and len(reward):
+            bound = legal_bound(reward, terminated, self._learner.config.gamma)
+            self._allowed = max(self._allowed, bound)
+
+    def check(self, step: int, at_end: bool = False) -> list[dict[str, float]]:
+        """Figures of each seed, empty where none are due; see `CollapseMonitor.check`.
+
+        Args:
+            step: updates made so far.
+            at_end: no more will be made.
+        """
         learner, seeds = self._learner, len(self._learner.seeds)
-        if self._monitor is None or step % WATCH_EVERY:
+        passed = step // WATCH_EVERY > self._checked // WATCH_EVERY
+        if self._monitor is None or not (passed or (at_end and step > self._checked)):
             return [{} for _ in range(seeds)]
+        self._checked, self._monitor.bound = step, self._bound()
         batch, critic = self._batch, learner.critic
         params = dict(critic.named_parameters())
         with torch.no_grad():
@@ -386,9 +406,20 @@ class Watch:
 
     def state_dict(self) -> dict | None:
         """What later checks depend on."""
-        return None if self._monitor is None else self._monitor.state_dict()
+        if self._monitor is None:
+            return None
+        own = {"checked": self._checked, "extra": self._extra}
+        return {"monitor": self._monitor.state_dict(), **own}
 
     def load_state_dict(self, state: dict | None) -> None:
         """Continue where `state_dict` was taken."""
         if self._monitor is not None and state is not None:
-            self._monitor.load_state_dict(state)
+            self._monitor.load_state_dict(state["monitor"])
+            self._checked, self._extra = state["checked"], state["extra"]
+
+    def _bound(self) -> float:
+        """The largest |Q| that rewards and what targets add to them allow."""
+        if hasattr(self._learner, "extra_reward"):
+            self._extra = max(self._extra, self._learner.extra_reward())
+        gamma = self._learner.config.gamma
+        return self._allowed + gamma / (1 - gamma) * self._extra

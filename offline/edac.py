@@ -284,6 +284,11 @@ class EDAC:
         noise = next_obs.new_zeros(*next_obs.shape[:2], self.spec.action_size)
         return self.actor.draw(next_obs, noise)[0]
 
+    def extra_reward(self) -> float:
+        """alpha times the largest entropy [reward]: a uniform policy's, or the one aimed at."""
+        entropy = max(self.spec.action_size * math.log(2), abs(self.actor.target_entropy))
+        return float(self.actor.log_temperature.detach().exp().max()) * entropy
+
     def policy_section(self, seed: int) -> dict:
         """Policy of the seed at this place of the job, as `ctrl_rl.policy` reads it."""
         return {

@@ -29,6 +29,7 @@ from ctrl_rl.policy import Policy, check_same_shape
 from ctrl_rl.rollout import Tally
 from ctrl_rl.runs import Run
 from ctrl_rl.td3 import METRICS as OF_THE_LOOP
+from offline.collapse import Watch
 from offline.networks import stream
 from offline.training import Learner
 from offline.transitions import Batch, Transitions
@@ -104,6 +105,12 @@ class Mixture:
         self.recorded = round(share * batch_size)
         self.new = batch_size - self.recorded
 
+    def earned(self, rows: int) -> tuple[Tensor, Tensor]:
+        """Rewards (n,) of the first `rows` steps of all environments, as seen; and terminated."""
+        drawn = ~self.replay.faulty[:rows]  # the others never are
+        reward = self.data.reward_scale * self.replay.reward[:rows] + self.data.reward_shift
+        return reward[drawn], self.replay.terminated[:rows][drawn]
+
     def draw(self) -> Batch:
         """A minibatch of one seed, (1, B, ...)."""
         parts = []
@@ -155,7 +162,8 @@ def go_on(
         The run; its `rows` hold what was logged.
 
     Raises:
-        Diverged: a figure is not finite; the last checkpoint stands.
+        Diverged: a figure is not finite, or the critics collapse and `monitor` is to stop then; the
+            last checkpoint stands.
         ValueError: learner and environment do not fit.
     """
     distributed.refuse_group("offline learning")
@@ -175,12 +183,14 @@ def go_on(
     own = {k: v for k, v in learner.metrics.items() if not k.startswith(_LOOP)}
     name = f"{learner.name}_online"
     run.start({**own, **METRICS}, config, env, name, replay.nbytes_after(config.total_steps))
-    step = 0
+    step, updates, watch = 0, 0, Watch(learner, data)
     if saved := run.restore():
         step, state = saved["step"], saved["learner"]
         learner.load_state_dict(state["learner"])
         replay.load_state_dict(saved["replay"])
         env.load_state_dict(saved["env"])
+        updates = state["updates"]
+        watch.load_state_dict(state["watch"])
         tally.unfinished = state["unfinished"].to(env.device)
         for each, drawn in zip((generator, noise), state["draws"], strict=True):
             each.set_state(drawn)
@@ -204,7 +214,10 @@ def go_on(
             update_s += time.perf_counter() - stepped
         figures = {**tally.flush(), "replay/size": len(replay)}
         if stats:
+            updates += len(stats)
             figures |= _figures(learner, torch.stack(stats).mean(0)[:, 0], step)
+            watch.widen(*mixture.earned(step // num_envs))
+            figures |= watch.check(updates, step >= config.total_steps)[0]
             figures["time/updates_per_s"] = len(stats) / update_s
         wall_s = time.perf_counter() - began
         figures["time/collect_s"], figures["time/update_s"] = wall_s - update_s, update_s
@@ -215,6 +228,8 @@ def go_on(
         if run.due("checkpoint", step):
             state = {
                 "learner": learner.state_dict(),
+                "updates": updates,
+                "watch": watch.state_dict(),
                 "unfinished": tally.unfinished,
                 "draws": [generator.get_state(), noise.get_state()],
             }

@@ -34,6 +34,7 @@ followed.
 Reading order: `Steps` -> the estimators -> `FQEConfig` -> `FQE` -> `fitted_q`.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -194,6 +195,33 @@ def fqe_target(reward: Tensor, terminated: Tensor, next_q: Tensor, gamma: float)
     return reward + gamma * (1 - terminated) * next_q
 
 
+class Progress(NamedTuple):
+    """Where fitted Q evaluation stood, means over seeds."""
+
+    updates: int
+    value: float
+    """The estimate."""
+    residual: float
+    """Root of L, mean over the tenth of all updates before."""
+
+
+STILL = 0.1
+"""Largest change over the second half of what has settled, as a share of the values; ours."""
+
+
+def settled(course: Sequence[Progress], recorded: float) -> bool:
+    """Whether estimate and residual of the half and of the end are the same.
+
+    But for `STILL` of the largest of both estimates and `recorded`, the data's own value: that of
+    the policy may be 0.
+    """
+    if len(course) < 2:
+        return False
+    half, end = course
+    room = STILL * max(abs(half.value), abs(end.value), abs(recorded))
+    return abs(end.value - half.value) <= room and abs(end.residual - half.residual) <= room
+
+
 class FQE:
     """Q of one policy, S times side by side from weights and minibatches of their own.
 
@@ -214,6 +242,7 @@ class FQE:
         seeds: Sequence[int] = (0,),
     ) -> None:
         self.config, self.data, self.action, self.seeds = config, data, action, tuple(seeds)
+        self.course: list[Progress] = []
         start = [stream(seed, "weights") for seed in seeds]
         shape = (data.obs_size, *action_bounds(spec, "fqe"), config.hidden, config.activation)
         self.critic = StackedQ(1, *shape, start).to(data.device)
@@ -299,14 +328,20 @@ def fitted_q(
     policy: Callable[[Tensor], Tensor],
     seeds: Sequence[int] = (0,),
 ) -> FQE:
-    """Learn Q of a policy to `total_steps` updates.
+    """Learn Q of a policy to `total_steps` updates; its `course` tells of the half and the end.
 
     Raises:
         ValueError: the loss is no number; smaller steps or rewards may help.
     """
     made = FQE(config, data, spec, actions_of(policy, data), seeds)
-    for step in range(config.total_steps):
+    total = config.total_steps
+    losses = deque(maxlen=max(total // 10, 1))
+    for step in range(total):
         stats = made.update()
+        losses.append(stats[-1])
+        if step + 1 in (total // 2, total):
+            residual = float(torch.stack([*losses]).mean().sqrt())
+            made.course.append(Progress(step + 1, float(made.value().mean()), residual))
         if (step + 1) % 1000 == 0 or step + 1 == config.total_steps:
             if not bool(stats.isfinite().all()):
                 raise ValueError(f"fitted Q evaluation diverged before update {step + 1}")

@@ -3,19 +3,24 @@
 A policy section needs an `EnvSpec`. Where one of our tasks has the data's observation and action,
 its spec is taken, and the policy can be played; else a spec is made from the data alone.
 
-Reading order: `family_of` -> `find_task` -> `spec_of` -> `Judge`.
+Reading order: `family_of` -> `recorded_task` -> `find_task` -> `spec_of` -> `Judge`.
 """
 
+import json
 import math
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+import h5py
 
 from ctrl_rl import registry
 from ctrl_rl.evaluation import SELECTION_SEED, evaluate
 from ctrl_rl.making import make
 from ctrl_rl.policy import Policy
 from ctrl_rl.spec import ActionDim, Discrete, EnvSpec, ObsTerm
+from offline import d4rl
 from offline.scores import Reference
 from offline.transitions import Transitions
 
@@ -43,6 +48,20 @@ def family_of(dataset: str) -> str | None:
         if any(name in words for name in names):
             return family
     return None
+
+
+def recorded_task(path: Path) -> str | None:
+    """The task that data of our own names, read without the data; None where it names none."""
+    try:
+        if path.is_dir():
+            text = json.loads((path / "data" / "metadata.json").read_text())["ctrl_rl"]
+        else:
+            with h5py.File(path) as file:
+                text = json.loads(file[d4rl.OURS][()])  # pyright: ignore
+        task = text["task"]
+    except (OSError, KeyError, TypeError, ValueError):
+        return None  # whoever reads the data says what is wrong with it
+    return task if isinstance(task, str) else None
 
 
 def find_task(metadata: Mapping[str, Any]) -> str | None:

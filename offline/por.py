@@ -51,7 +51,7 @@ from torch import Tensor, nn
 
 from ctrl_rl.compiled import MakeOptimizer, MinibatchStep
 from ctrl_rl.networks import action_bounds
-from ctrl_rl.policy import load_policy
+from ctrl_rl.policy import check_same_shape, load_policy
 from ctrl_rl.runs import Run
 from ctrl_rl.spec import EnvSpec
 from offline import training
@@ -259,7 +259,7 @@ class POR:
 
     Raises:
         ValueError: the spec's actions are discrete or unbounded; or `execute_from` is no run of
-            POR, or one of other observations, actions, statistics or networks.
+            POR, or one of other observations, actions, statistics, networks or activation.
     """
 
     name, metrics, stats = "por", METRICS, STATS
@@ -308,7 +308,7 @@ class POR:
         self._parts = [name for name in _PARTS if hasattr(self, name)]
         self._targets: list[Tensor] = [*self.target.parameters()]
         self._sources: list[Tensor] = [*self.value.parameters()]
-        self.updates = 0
+        self.updates, self._behavior_steps = 0, config.behavior_steps
         self._of_behavior = torch.zeros(2, len(self.seeds), device=self.device)
 
     def update(self, batch: Batch) -> Tensor:
@@ -318,7 +318,7 @@ class POR:
             Figures (K, S) named by `STATS`; those of the behaviour guide are of its last step.
         """
         obs, action, reward, next_obs, terminated = batch
-        if self.updates < self.config.behavior_steps:
+        if self.updates < self._behavior_steps:
             self._of_behavior = self.behavior_step(obs, next_obs)
             self.updates += 1
             rest = torch.zeros(len(STATS) - 2, len(self.seeds), device=self.device)
@@ -376,6 +376,7 @@ class POR:
             {
                 **{name: getattr(self, name).state_dict() for name in self._parts},
                 "updates": self.updates,
+                "behavior_steps": self._behavior_steps,
                 "of_behavior": self._of_behavior,
                 "noise": [generator.get_state() for generator in self.noise],
             }
@@ -386,13 +387,16 @@ class POR:
         for name in self._parts:
             getattr(self, name).load_state_dict(state[name])
         self.updates = state["updates"]
+        # A run that is made longer has a later boundary; once frozen, the behaviour guide stays so.
+        if self.updates >= state["behavior_steps"]:
+            self._behavior_steps = state["behavior_steps"]
         self._of_behavior = state["of_behavior"].to(self.device)
         for generator, saved in zip(self.noise, state["noise"], strict=True):
             generator.set_state(saved)
 
     def _anneal(self) -> None:
         """Set the step sizes of guide and execute policy."""
-        first = self.config.behavior_steps
+        first = self._behavior_steps
         done = (self.updates - first) / (self.config.total_steps - first)
         rate = self.config.learning_rate / 2 * (1 + math.cos(math.pi * done))
         self.guide_step.learning_rate.fill_(rate)
@@ -404,9 +408,19 @@ class POR:
         """Copy the execute policies of a run: of each seed its own, where the run has it."""
         for place, seed in enumerate(self.seeds):
             own = folder / f"s{seed}"
-            section = load_policy(own if own.is_dir() else folder, "last").section()
+            policy = load_policy(own if own.is_dir() else folder, "last")
+            section, activation = policy.section(), self.config.activation
             if section["kind"] != "gaussian_guided":
                 raise ValueError(f"execute_from {folder}: its policy has no execute policy")
+            try:
+                check_same_shape(policy.spec, self.spec, ["actor"])
+            except ValueError as error:
+                raise ValueError(f"execute_from {folder}: {error}") from None
+            if section["activation"] != activation:
+                raise ValueError(
+                    f"execute_from {folder}: its activation is {section['activation']}, not "
+                    f"{activation}; use --algo.activation {section['activation']}"
+                )
             mine = None if self.normalizer is None else self.normalizer.section()
             if not _same_statistics(section["normalizer"], mine):
                 raise ValueError(

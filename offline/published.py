@@ -49,7 +49,6 @@ NAMES = {
     "edac": "EDAC",
     "edac diversity=0": "SAC-N",
     "decision_transformer": "DT",
-    "diffuser": "Diffuser",
 }
 """Our algorithm, with settings where the printed one has others than its own -> printed name."""
 

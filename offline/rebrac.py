@@ -302,6 +302,10 @@ class ReBRAC:
         """Actions (S, B, A) that the critics' targets bootstrap from, without noise."""
         return self.target_actor(next_obs)
 
+    def extra_reward(self) -> float:
+        """The largest penalty in the critics' target [reward]: from one corner to the opposite."""
+        return self.config.critic_penalty * 4 * self.spec.action_size
+
     def policy_section(self, seed: int) -> dict:
         """Policy of the seed at this place of the job, as `ctrl_rl.policy` reads it."""
         noise_std = torch.zeros(self.spec.action_size, device=self.device)

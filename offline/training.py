@@ -137,7 +137,7 @@ def fit(
             for _ in range(step - first)
         ]
         figures = _figures(learner, torch.stack(stats).mean(0), step)
-        for mine, found in zip(figures, watch.check(step), strict=True):
+        for mine, found in zip(figures, watch.check(step, step == config.total_steps), strict=True):
             mine |= found
         wall_s = time.perf_counter() - began
         of_loop = {"time/updates_per_s": (step - first) * len(seeds) / wall_s}

@@ -3,7 +3,10 @@
 import dataclasses
 import importlib
 import json
+import math
+import re
 import typing
+from pathlib import Path
 
 import pytest
 import torch
@@ -132,6 +135,29 @@ def test_a_run_is_watched_on_its_own_data(data):
         assert run.rows[-1][key] == pytest.approx(sum(values) / 2)
 
 
+@pytest.mark.parametrize(
+    ("log_every", "totals", "watched"),
+    [
+        (10, (10,), [10]),  # shorter than the distance of two checks
+        (10, (50,), [20, 40, 50]),
+        (15, (60,), [30, 45, 60]),  # rows beside the multiples of 20
+        (10, (25, 80), [20, 25, 45, 65, 80]),  # made longer
+    ],
+)
+def test_a_run_is_watched_wherever_its_rows_fall(
+    log_every, totals, watched, data, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(training, "LOG_EVERY", log_every)
+    run = None
+    for total in totals:
+        made = learner("td3_bc", data, monitor="warn", gamma=0.9, total_steps=total)
+        resume = total != totals[0]
+        run = Run(tmp_path / "run", console=False, eval_every=0, resume=resume)
+        training.fit(made, data, run)
+    assert run is not None
+    assert [row["step"] for row in run.rows if "collapse/q_max" in row] == watched
+
+
 def test_a_run_can_be_stopped_by_its_monitor(data):
     data = random_data()
     data.rows[:, -2] = 1e-3  # the critics' first values are beyond what these rewards allow
@@ -147,6 +173,65 @@ def test_a_run_can_be_stopped_by_its_monitor(data):
     assert not any(k.startswith("collapse") for k in _logged(learner("td3_bc", data), data))
     with pytest.raises(ValueError, match="values have a bound for a discount"):
         training.fit(learner("td3_bc", data, monitor="warn", gamma=1.0), data)
+
+
+@pytest.mark.parametrize(
+    ("algo", "changes", "extra"),
+    [
+        ("edac", {"learning_rate": 3e-3}, 2.0),  # alpha 1 at the start, H = -2
+        ("edac", {"learning_rate": 3e-3, "target_entropy": 0.5}, 2 * math.log(2)),
+        ("rebrac", {"learning_rate": 3e-3, "critic_penalty": 0.5}, 4.0),  # two dimensions
+    ],
+)
+def test_what_targets_add_to_rewards_is_no_collapse(algo, changes, extra, monkeypatch):
+    """Rewards of 0.001, and values a hundred times what those alone allow."""
+    monkeypatch.setattr(collapse, "WATCH_EVERY", 150)  # growth alone is no collapse so soon
+    data = random_data()
+    data.rows[:, -2] = 1e-3
+
+    def fitted():
+        made = learner(algo, data, monitor="stop", gamma=0.9, total_steps=400, polyak=0.05,
+                       **changes)  # fmt: skip
+        training.fit(made, made.data, run := Run())
+        return made, run.rows
+
+    made, rows = fitted()
+    row = next(row for row in rows if "collapse/q_max" in row)
+    bound = 1e-2 + 9 * extra
+    assert row["collapse/q_max"] / row["collapse/q_share"] == pytest.approx(bound)
+    assert 1 < rows[-1]["collapse/q_max"] < bound
+    watch = collapse.Watch(made, made.data)
+    with torch.no_grad():
+        made.critic.net.layers[-1].bias.add_(3 * bound)
+    with pytest.raises(Diverged, match="no policy can earn more"):
+        watch.check(150)
+    watch.load_state_dict(watch.state_dict() | {"checked": 0, "extra": 70.0})  # the largest so far
+    with torch.no_grad():
+        made.critic.net.layers[-1].bias.add_(1e3)
+    with pytest.raises(Diverged, match=r"no policy can earn more than 630;"):
+        watch.check(150)
+    monkeypatch.delattr(type(made), "extra_reward")
+    with pytest.raises(Diverged, match="earn more than 0.01"):
+        fitted()
+
+
+def test_pages_name_both_for_the_learners_that_have_them():
+    docs = Path(__file__).parents[1] / "docs" / "algorithms"
+    page = (docs / "adamo.md").read_text()
+    sentences = {
+        "optimizer": page.partition("7. ")[2].partition("Actors keep Adam")[0],
+        "monitor": page.partition("`--algo.monitor warn`, or `stop`, for ")[2].partition("Once")[0],
+    }
+    for algo in ALGOS:
+        cls = typing.get_type_hints(importlib.import_module(f"offline.{algo}").train)["config"]
+        fields = {f.name for f in dataclasses.fields(cls)}
+        called = cls.__name__.removesuffix("Config").replace("TD3BC", "TD3+BC")
+        own = " ".join((docs / f"{algo}.md").read_text().split())
+        for field, sentence in sentences.items():
+            assert (called in re.findall(r"[\w+]+", sentence)) == (field in fields), (algo, field)
+            assert (f"--algo.{field}" in own) == (field in fields), (algo, field)
+        unwatched = "optimizer" in fields and "monitor" not in fields
+        assert ("There is no monitor" in own) == unwatched, algo
 
 
 def _logged(made, data):

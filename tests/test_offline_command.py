@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import h5py
 import numpy as np
@@ -15,7 +16,8 @@ from ctrl_rl.commands.list import List
 from ctrl_rl.commands.list import main as list_main
 from ctrl_rl.policy import Policy, load_policy
 from ctrl_rl.runs import read_config, read_metrics
-from offline import d4rl, playing, training
+from offline import d4rl, minari, online, playing, training
+from offline.commands import online as online_command
 from offline.commands import train
 from offline.datasets import load
 from offline.registry import ALGOS, COMMANDS
@@ -182,6 +184,43 @@ def test_defaults_are_those_of_the_source_for_the_family(algo, dataset, expected
     assert plan.flags.reward == "locomotion"
 
 
+@pytest.mark.parametrize("folder", [False, True])
+def test_whose_settings_were_taken_is_said_and_a_recorded_task_counts(folder, tmp_path, capsys):
+    def plan_of(name, metadata):
+        path = tmp_path / name if folder else write(tmp_path / f"{name}.hdf5", metadata=metadata)
+        if folder:
+            minari.write(path, d4rl.read(write(tmp_path / "x.hdf5", metadata=metadata)))
+        return str(path), train.read_plan(["--algo", "iql", "--dataset", str(path)])
+
+    path, plan = plan_of("mine", {"task": "Hopper-v5"})
+    assert (plan.settings_of, plan.flags.reward) == ("the gym family", "locomotion")
+    trained(tmp_path / "r", "--algo", "iql", "--dataset", path, *SMALL)
+    assert "settings of the gym family\n" in capsys.readouterr().out
+    trained(tmp_path / "r", "--resume", str(tmp_path / "r"), "--total-steps", "50")
+    assert "settings of" not in capsys.readouterr().out
+    path, plan = plan_of("other", {"task": "Elephant-v0"})
+    assert (plan.settings_of, plan.flags.reward) == (None, "raw")
+    trained(tmp_path / "s", "--algo", "iql", "--dataset", path, "--task", "Hopper-v5", *SMALL)
+    assert "settings of iql alone, for no data set\n" in capsys.readouterr().out
+    # A name goes first.
+    assert plan_of("antmaze-mine", {"task": "Hopper-v5"})[1].flags.reward == "antmaze"
+    plan = train.read_plan(["--algo", "rebrac", "--dataset", "hopper-medium-v2"])
+    assert plan.settings_of == "hopper-medium-v2"
+
+
+@pytest.mark.parametrize(
+    ("command", "rows"),
+    [(train.main, f"multiple of {training.LOG_EVERY}"), (online_command.main,
+     f"row of the log, one in {online.LOG_EVERY} env steps")],
+)  # fmt: skip
+def test_help_says_how_finely_a_run_can_be_cut(command, rows, capsys):
+    with pytest.raises(SystemExit):
+        command(["--help"])
+    text = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
+    for flag in ("--stop-after", "--eval-every", "--checkpoint-every"):
+        assert rows in text.partition(f"{flag} ")[2][:220], flag
+
+
 def test_data_of_no_task_trains_without_evaluation(tmp_path, capsys):
     path = write(tmp_path / "door-noise.hdf5", 39, 28)
     found, last, rows = trained(tmp_path / "r", "--algo", "bc", "--dataset", str(path), *SMALL)
@@ -267,6 +306,10 @@ ERRORS = [
         "unknown offline algo 'td3_bd'; did you mean 'td3_bc'",
     ),
     (["--algo", "sac", "--dataset", "x"], "sac learns in a simulator: ctrl-rl train TASK"),
+    (
+        ["--algo", "metadiffuser", "--dataset", "x"],
+        "metadiffuser is trained from Python: see docs/algorithms/metadiffuser.md",
+    ),
     (["--algo", "bc", "--dataset", "hopper-medum-v2"], "did you mean 'hopper-medium-v2'"),
     (["--algo", "bc", "--dataset", "hopper-medium-v2"], "ctrl-rl dataset download hopper-medium"),
     (["--algo", "bc"], "needs --algo and --dataset"),

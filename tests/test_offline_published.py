@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ctrl_rl.registry import NotFound
-from offline import published
+from offline import published, registry
 from offline.published import find, stem_of, table, tables
 
 ALGOS = "BC,10% BC,TD3+BC,AWAC,CQL,IQL,ReBRAC,SAC-N,EDAC,DT".split(",")
@@ -97,6 +97,7 @@ def test_figures_are_found_by_our_names():
     assert stem_of("antmaze-umaze-diverse-v2") == "antmaze-umaze-diverse"
     printed = {c.algo for cells in tables().values() for c in cells}
     assert set(published.NAMES.values()) <= printed
+    assert {name.split()[0] for name in published.NAMES} <= set(registry.ALGOS)
 
 
 def test_an_unknown_table_is_named_with_the_nearest():

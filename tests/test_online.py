@@ -11,8 +11,9 @@ from recorded import episodes, same
 
 from ctrl_rl.buffers import ReplayBuffer
 from ctrl_rl.checkpoints import load_checkpoint
+from ctrl_rl.compiled import Diverged
 from ctrl_rl.runs import Run, read_metrics
-from offline import d4rl, minari, online, training
+from offline import collapse, d4rl, minari, online, training
 from offline.awac import AWAC, AWACConfig
 from offline.bc import BC, BCConfig
 from offline.commands import online as command
@@ -90,14 +91,15 @@ def test_only_a_policy_without_noise_is_given_some():
     assert float(spread) == pytest.approx(np.exp(-1.5), rel=0.1)
 
 
-def test_stopped_and_resumed_equals_uninterrupted_to_the_bit(tmp_path):
-    """O-46: weights, moments, replay, environment and generators."""
+def test_stopped_and_resumed_equals_uninterrupted_to_the_bit(tmp_path, monkeypatch):
+    """O-46: weights, moments, replay, environment, generators and the monitor."""
+    monkeypatch.setattr(collapse, "WATCH_EVERY", 25)
     data = followed()
     config = OnlineConfig(total_steps=80, warmup_steps=10, renew_every=4)
 
     def play(name, **options):
         env = LastStepReward(num_envs=2, seed=3)  # episodes of 8 steps, a row is 10 of each
-        made = AWAC(AWACConfig(**SMALL), data, env.spec, (1,))
+        made = AWAC(AWACConfig(**SMALL, monitor="warn"), data, env.spec, (1,))
         run = Run(tmp_path / name, console=False, eval_every=40, checkpoint_every=20, **options)
         found = go_on(config, made, data, env, run, lambda p: {
             "eval/episode_return": float(p(torch.ones(1, 1)))})  # fmt: skip
@@ -110,7 +112,29 @@ def test_stopped_and_resumed_equals_uninterrupted_to_the_bit(tmp_path):
     same(resumed, whole)
     assert again == rows and [r["step"] for r in rows] == [20, 40, 60, 80]
     assert rows[0]["replay/size"] == 20 and "loss/critic" in rows[0]
+    assert ["collapse/q_max" in r for r in rows] == [False, True, True, True]
     assert ["eval/episode_return" in r for r in rows] == [False, True, False, True]
+
+
+def test_going_on_is_watched_against_what_is_earned_now(monkeypatch):
+    monkeypatch.setattr(collapse, "WATCH_EVERY", 50)
+    data, config = followed(), OnlineConfig(total_steps=80, warmup_steps=10)
+    data.rows[:, -2] = 1e-3  # the critics' first values are beyond what these rewards allow
+
+    def play(**changes):
+        env = LastStepReward(num_envs=2, seed=3)
+        made = AWAC(AWACConfig(**SMALL | changes), data, env.spec)
+        return go_on(config, made, data, env).rows
+
+    rows = play(monitor="stop")
+    checked = [row["step"] for row in rows if "collapse/q_max" in row]
+    assert checked == [60, 80]  # after 50 updates and at the end
+    bounds = [row["collapse/q_max"] / row["collapse/q_share"] for row in rows[2:]]
+    assert bounds == pytest.approx([1.0] * 2)  # the task's one reward, at an episode's end
+    assert not any("collapse/q_max" in row for row in play())
+    monkeypatch.setattr(online.Mixture, "earned", lambda self, rows: (torch.empty(0),) * 2)
+    with pytest.raises(Diverged, match="at update 50: .* earn more than 0.001"):
+        play(monitor="stop")
 
 
 def test_updates_are_as_many_as_asked_for_and_a_falling_step_size_falls_over_both_parts():

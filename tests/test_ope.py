@@ -220,6 +220,32 @@ def test_the_datas_own_value_by_hand(reward):
     assert ope.recorded_value(data, 0.5) == pytest.approx((2 + 30) / 2)
 
 
+def test_what_has_settled_by_hand():
+    at = lambda value, residual: ope.Progress(1, value, residual)  # noqa: E731
+    assert ope.settled([at(9.5, 3.0), at(10.0, 2.5)], 0.0)
+    assert not ope.settled([at(8.5, 3.0), at(10.0, 3.0)], 0.0)
+    assert ope.settled([at(8.5, 3.0), at(10.0, 3.0)], -20.0)  # as values here go
+    assert not ope.settled([at(10.0, 1.0), at(10.0, 2.5)], 0.0)
+    assert not ope.settled([at(-10.0, 2.5), at(-10.0, 1.0)], 0.0)
+    assert not ope.settled([at(10.0, 1.0)], 0.0)  # one update has no half
+
+
+def test_the_course_is_that_of_the_half_and_the_end():
+    config = FQEConfig(total_steps=40, batch_size=8, hidden=(4,), gamma=GAMMA, compile="off")
+    data = corridor(0)
+    made = ope.fitted_q(config, data, spec(CELLS), right, (0, 1))
+    again = ope.FQE(config, data, spec(CELLS), ope.actions_of(right, data), (0, 1))
+    losses, values = [], []
+    for _ in range(40):
+        losses.append(float(again.update()[-1].mean()))
+        values.append(float(again.value().mean()))
+    assert [at.updates for at in made.course] == [20, 40]
+    for at in made.course:  # a tenth of 40 updates is 4
+        assert at.value == pytest.approx(values[at.updates - 1])
+        assert at.residual == pytest.approx(np.mean(losses[at.updates - 4 : at.updates]) ** 0.5)
+    assert made.course[0].value != made.course[1].value
+
+
 @pytest.fixture
 def short(monkeypatch):
     monkeypatch.setattr("ctrl_rl.curves.draw_run", lambda folder: None)
@@ -241,7 +267,7 @@ def test_the_command_estimates_a_run(tmp_path, short, capsys):
     bounds = spec(3, (-1.0, -1.0), (1.0, 1.0))
     train_bc(BCConfig(total_steps=5, hidden=(8,), compile="off"), data, bounds,
              run=Run(tmp_path / "r", console=False))  # fmt: skip
-    words = "--fqe.gamma 0.8 --fqe.total-steps 300 --fqe.hidden 16 --fqe.batch-size 32 "
+    words = "--fqe.gamma 0.8 --fqe.total-steps 600 --fqe.hidden 16 --fqe.batch-size 32 "
     words += "--fqe.learning-rate 0.01 --fqe.polyak 0.1 --fqe.compile off --seeds 2"
     found = main([str(tmp_path / "r"), "--dataset", str(tmp_path / "noise.hdf5"), *words.split()])
     assert found["metrics"]["fitted_q"]["mean"] == pytest.approx(5.0, rel=0.05)
@@ -250,6 +276,14 @@ def test_the_command_estimates_a_run(tmp_path, short, capsys):
     assert found["metrics"]["recorded"]["mean"] == pytest.approx((1 - 0.8**20) / 0.2)
     text = capsys.readouterr().out
     assert "over 2 seeds" in text and "the data's own: 4.94" in text
+    half, end = found["course"]
+    assert f"after 300 updates: {half['value']:.4g}, TD error {half['residual']:.4g}" in text
+    assert f"after 600 updates: {end['value']:.4g}" in text and "still move" not in text
+    assert found["settled"]
+    words = words.replace("total-steps 600", "total-steps 20")
+    found = main([str(tmp_path / "r"), "--dataset", str(tmp_path / "noise.hdf5"), *words.split()])
+    assert "warning: these still move; try --fqe.total-steps 40\n" in capsys.readouterr().out
+    assert not found["settled"]
 
 
 def test_the_command_refuses_what_it_cannot_judge(tmp_path, short, monkeypatch):

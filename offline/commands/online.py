@@ -29,13 +29,16 @@ class Online:
     resume: bool = False
     """Go on with a run folder that was stopped, with the same flags."""
     stop_after: int | None = None
-    """Leave with a checkpoint once this many env steps are done; --resume goes on."""
+    """Leave with a checkpoint at the next row of the log, one in 1000 env steps, once this many are
+    done; --resume goes on."""
     eval_every: int | None = None
-    """Env steps between evaluations; None for a fifth of the run, 0 for the end only."""
+    """Env steps between evaluations, each at the next row of the log, one in 1000 env steps; None
+    for a fifth of the run, 0 for the end only."""
     episodes: int = 10
     """Episodes of each evaluation, played side by side."""
     checkpoint_every: int | None = None
-    """Env steps between checkpoints; None for a tenth of the run, 0 for the end only."""
+    """Env steps between checkpoints, each at the next row of the log, one in 1000 env steps; None
+    for a tenth of the run, 0 for the end only."""
     threads: int = 0
     """Threads of the simulator; 0 for all cores."""
     torch_threads: int = 1

@@ -63,13 +63,18 @@ def main(argv: list[str]) -> dict:
     )
     check_data(data, policy.spec)
     seeds = range(args.seed, args.seed + args.seeds)
-    values = ope.fitted_q(args.fqe, data, policy.spec, policy, tuple(seeds)).value()
-    recorded = ope.recorded_value(data, args.fqe.gamma)
+    made = ope.fitted_q(args.fqe, data, policy.spec, policy, tuple(seeds))
+    values, recorded = made.value(), ope.recorded_value(data, args.fqe.gamma)
+    settled = ope.settled(made.course, recorded)
     mean, low, high = (float(x) for x in (values.mean(), values.min(), values.max()))
     print(
         f"fitted Q evaluation: {mean:.4g} (from {low:.4g} to {high:.4g} over {args.seeds} seeds), "
         f"return discounted by {args.fqe.gamma:g}"
     )
+    for at in made.course:
+        print(f"after {at.updates:,} updates: {at.value:.4g}, TD error {at.residual:.4g}")
+    if not settled:
+        print(f"warning: these still move; try --fqe.total-steps {2 * args.fqe.total_steps}")
     print(f"the data's own: {recorded:.4g}, mean of {episodes.num_episodes:,} episodes as recorded")
     return {
         "task": policy.spec.task,
@@ -79,4 +84,6 @@ def main(argv: list[str]) -> dict:
             "recorded": {"mean": recorded, "ci95": None, "n": episodes.num_episodes, "unit": "-"},
         },
         "values": values.tolist(),
+        "course": [at._asdict() for at in made.course],
+        "settled": settled,
     }

@@ -2,8 +2,9 @@
 
 `--dataset` is an id of D4RL or Minari, a D4RL-style file or a Minari folder; `ctrl-rl dataset list`
 shows the ids. `--algo.X` are the algorithm's settings. Their defaults, and those of `--reward` and
-`--normalize-obs`, are what the algorithm's source uses for the data set's family, known by its
-name. With `--resume RUN` the saved settings are.
+`--normalize-obs`, are what the algorithm's source uses for the data set or its family, known by
+its name or else by the task in its metadata; whose they are is printed. With `--resume RUN` the
+saved settings are.
 """
 
 import dataclasses
@@ -23,7 +24,8 @@ class OfflineFlags:
     total_steps: int = 1_000_000
     """Length of training [updates]; may be raised with --resume."""
     stop_after: int | None = None
-    """Leave with a checkpoint once this many updates are done; --resume goes on."""
+    """Leave with a checkpoint at the next multiple of 250 updates once this many are done; --resume
+    goes on."""
     seed: int = 0
     """Decides every random draw."""
     seeds: int = 1
@@ -41,12 +43,13 @@ class OfflineFlags:
     episode_length: int | None = None
     """Steps after which episodes were cut, for a file that does not say."""
     eval_every: int | None = None
-    """Updates between evaluations; None for a fifth of the run, 0 for the end only."""
+    """Updates between evaluations, each at the next multiple of 250; None for a fifth of the run, 0
+    for the end only."""
     episodes: int = 10
     """Episodes of each evaluation, played side by side."""
     checkpoint_every: int | None = None
-    """Updates between checkpoints; None for a tenth of the run, 0 for the end only. An evaluation
-    always makes one."""
+    """Updates between checkpoints, each at the next multiple of 250; None for a tenth of the run, 0
+    for the end only. An evaluation always makes one."""
     device: str = "cpu"
     """Torch device of networks and data, "cpu" or "cuda"."""
     threads: int = 0
@@ -76,6 +79,8 @@ class Plan:
     algo_config: typing.Any
     folder: Path
     resume: bool
+    settings_of: str | None = None
+    """Whose settings the defaults are: a data set's or a family's; None for the algorithm's own."""
 
 
 def main(argv: list[str]) -> dict:
@@ -111,6 +116,8 @@ def main(argv: list[str]) -> dict:
         known = {k: metadata[k] for k in ("sha256", "digest") if k in metadata}
         data.report |= {"dataset": metadata["dataset"], "file": str(place), **known}
         spec, task, reason = spec_of(data, metadata, flags.task)
+        if not plan.resume:
+            print(f"settings of {plan.settings_of or f'{plan.algo} alone, for no data set'}")
         for line in facts(data.report):
             print(line)
         if task is None:
@@ -204,11 +211,15 @@ def read_plan(argv: list[str]) -> Plan:
                              "ctrl-rl dataset list show them")  # fmt: skip
     if algo in registry.names("algos"):
         raise ValueError(f"{algo} learns in a simulator: ctrl-rl train TASK --algo {algo}")
+    if algo in ("diffuser", "metadiffuser"):
+        raise ValueError(f"{algo} is trained from Python: see docs/algorithms/metadiffuser.md")
     module = registry.load("offline_algos", algo)
     algo_cls = typing.get_type_hints(module.train)["config"]
     own = {f.name for f in dataclasses.fields(OfflineFlags)}
+    settings_of = None
     if saved is None:
-        settings = dict(presets(module, dataset))
+        settings_of, found = presets(module, dataset)
+        settings = dict(found)
         flags = OfflineFlags(**{k: settings.pop(k) for k in list(settings) if k in own})
         algo_config = algo_cls(**settings)
     else:
@@ -229,20 +240,26 @@ def read_plan(argv: list[str]) -> Plan:
     time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     name = Path(dataset).stem if Path(dataset).exists() else dataset
     folder = flags.run_dir or Path("runs") / name / algo / f"{time}-s{flags.seed}"
-    return Plan(algo, dataset, flags, algo_config, folder, resume is not None)
+    return Plan(algo, dataset, flags, algo_config, folder, resume is not None, settings_of)
 
 
-def presets(module, dataset: str | None) -> dict:
-    """Settings of the algorithm's source for the data set, or else for its family.
+def presets(module, dataset: str | None) -> tuple[str | None, dict]:
+    """Settings of the algorithm's source for the data set, or else for its family, and whose.
 
-    Flags and `--algo.X`.
+    The family is known by the data set's name, or else by the task that our own data names. Flags
+    and `--algo.X`; without name and empty where the source has none.
     """
-    from offline.playing import family_of
+    from offline.playing import family_of, recorded_task
 
     name = "" if dataset is None else Path(dataset).name if Path(dataset).exists() else dataset
     known = getattr(module, "PRESETS", {})
     own = name.removesuffix(".hdf5").replace("_", "-")  # D4RL names its files like this
-    return known.get(own) or known.get(family_of(name), {})
+    if own in known:
+        return own, known[own]
+    family = family_of(name)
+    if family is None and dataset is not None:
+        family = family_of(recorded_task(Path(dataset)) or "")
+    return (f"the {family} family", known[family]) if family in known else (None, {})
 
 
 def read_saved(folder: Path) -> tuple[dict, Path]:
