@@ -205,7 +205,9 @@ def test_what_targets_add_to_rewards_is_no_collapse(algo, changes, extra, monkey
         made.critic.net.layers[-1].bias.add_(3 * bound)
     with pytest.raises(Diverged, match="no policy can earn more"):
         watch.check(150)
-    watch.load_state_dict(watch.state_dict() | {"checked": 0, "extra": 70.0})  # the largest so far
+    state = watch.state_dict()
+    assert state is not None
+    watch.load_state_dict(state | {"checked": 0, "extra": 70.0})  # the largest so far
     with torch.no_grad():
         made.critic.net.layers[-1].bias.add_(1e3)
     with pytest.raises(Diverged, match=r"no policy can earn more than 630;"):
