@@ -87,7 +87,7 @@ def source_settings(algo: str, dataset: str) -> dict:
 
     module = registry.load("offline_algos", algo)
     kinds = OfflineFlags, typing.get_type_hints(module.train)["config"]
-    given, found = presets(module, dataset), {}
+    (_, given), found = presets(module, dataset), {}
     for kind in kinds:
         own = {field.name for field in dataclasses.fields(kind)}
         found |= dataclasses.asdict(kind(**{k: v for k, v in given.items() if k in own}))

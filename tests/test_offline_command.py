@@ -138,8 +138,7 @@ def test_every_flag_reaches_the_run(tmp_path, hopper, monkeypatch):
         "checkpoint_every": 15,
         "threads": 1,
         "torch_threads": 2,
-        "episode_length": 20,
-    }
+    }  # episode_length, which a file with time-outs refuses, has a test of its own
     words = [w for k, v in values.items() for w in (f"--{k.replace('_', '-')}", str(v))]
     words += ["--no-normalize-obs", "--algo.gamma", "0.5", "--algo.hidden", "8", "4"]
     threads = torch.get_num_threads()
