@@ -18,8 +18,7 @@ A critic gives the distribution of the return as probabilities of atoms z_1 .. z
 
 `project` shares the mass of each moved atom between its two neighbours among z_1 .. z_K, so that
 its mean stays. pi is a normal squashed by tanh to the bounds of each action dimension; it acts from
-the first step on. The two critics count alike, as in the code of arXiv:2512.01996; SAC's choice of
-the smaller one adds up to pessimism over the horizon, where layer normalisation keeps both sober.
+the first step on. The two critics count alike, as in the code of arXiv:2512.01996.
 
 Deviations from the papers, each with its reason:
 
@@ -113,7 +112,8 @@ class FastSACConfig:
     learning_rate: float = 1e-3
     """Adam's step size for actor, critics and temperature."""
     final_learning_rate: float | None = None
-    """What it falls to by the end of training, in proportion to env steps; None keeps it."""
+    """What it falls to by the end of training, in proportion to env steps; None keeps it. With it
+    `total_steps` cannot be raised later."""
     gamma: float = 0.99
     """Discount per step."""
     polyak: float = 0.02
@@ -518,7 +518,8 @@ def train(
     replay = learner.make_replay()
     if initial := run.initial(env.spec):
         learner.warm_start(initial)
-    run.start(METRICS, config, env, "fast_sac", replay.nbytes_after(config.total_steps))
+    falls = config.final_learning_rate is not None
+    run.start(METRICS, config, env, "fast_sac", replay.nbytes_after(config.total_steps), falls)
     step = run.resume(learner=learner, env=env, replay=replay)
     obs, num_envs = env.observe(), env.spec.num_envs
     while step < config.total_steps and not run.stopping(step):

@@ -275,7 +275,15 @@ class Run:
         last = find_checkpoint(self._init_from, "last")
         return load_checkpoint(last, {"learner": dict})["learner"]
 
-    def start(self, metrics: dict[str, str], config, env, algo: str, replay_bytes: int = 0) -> None:
+    def start(
+        self,
+        metrics: dict[str, str],
+        config,
+        env,
+        algo: str,
+        replay_bytes: int = 0,
+        fixed_length: bool = False,
+    ) -> None:
         """Declare what will be logged and write config.json.
 
         Args:
@@ -285,6 +293,7 @@ class Run:
             env: the training environment, or `Recorded`; then steps are updates.
             algo: name of the algorithm.
             replay_bytes: largest size of what `save` gets as `replay`, in this process.
+            fixed_length: step sizes depend on `total_steps`, so that a resumed run must keep it.
 
         Raises:
             ValueError: the disk is too full for the replay; or a resumed run, or the checkpoint in
@@ -299,9 +308,10 @@ class Run:
         self.total_steps = config.total_steps
         if isinstance(env, Recorded):
             self._unit, self._command = "updates", "ctrl-rl offline train"
+        kept = read_config(self._place)["run"] if self._resume and self._place else {}
         for kind, parts in (("eval", 5), ("checkpoint", 10)):
-            if self._every[kind] is None:
-                self._every[kind] = max(self.total_steps // parts, 1)
+            if self._every[kind] is None:  # of a run that is made longer what it began with
+                self._every[kind] = kept.get(f"{kind}_every", max(self.total_steps // parts, 1))
         if self._follows:
             self._catch_signals()
         if self.folder is None:
@@ -309,11 +319,12 @@ class Run:
         # Through JSON once, so that what is compared is what a later resume will read.
         record = json.loads(json.dumps(self._record(config, env, algo)))
         if self._resume:
-            self._check_same(record, read_config(self.folder), "was started with")
+            self._check_same(record, read_config(self.folder), "was started with", fixed_length)
             if self._checkpoint:
                 last = self.folder / "checkpoints" / "last.pt"
                 made = _parse_config(self._checkpoint["config"], last)
-                self._check_same(record, made, "holds a checkpoint of a run with")
+                verb = "holds a checkpoint of a run with"
+                self._check_same(record, made, verb, fixed_length)
         if replay_bytes:  # for a moment the old file and the new one lie side by side
             found = sum(path.stat().st_size for path in self.folder.glob("checkpoints/replay-*"))
             needed = 2 * replay_bytes * distributed.world_size()
@@ -579,11 +590,16 @@ class Run:
             **provenance(),
         }
 
-    def _check_same(self, new: dict, old: dict, verb: str) -> None:
-        """A resumed run may be longer; nothing else that decides it may differ."""
+    def _check_same(self, new: dict, old: dict, verb: str, fixed_length: bool) -> None:
+        """A resumed run may be longer, if nothing depends on its length; the rest is the same."""
         total, before = (record["algo_config"].get("total_steps", 0) for record in (new, old))
         if total < before:
             raise ValueError(f"total_steps may be raised, not lowered: {before:,}, now {total:,}")
+        if total != before and fixed_length:
+            raise ValueError(
+                f"total_steps must stay {before:,}: step sizes of {new['algo']} fall over the "
+                "whole run; start a new one"
+            )
         free = {"total_steps", "threads", "checkpoint_every", "file"}
         parts = ("task", "algo", "spec", "algo_config", "task_config", "run", "data")
         old, new = {"data": {}, **old}, {"data": {}, **new}

@@ -38,7 +38,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ctrl_rl.compiled import MakeOptimizer, MinibatchStep
+from ctrl_rl.compiled import MakeOptimizer
 from ctrl_rl.networks import action_bounds
 from ctrl_rl.runs import Run
 from ctrl_rl.spec import EnvSpec
@@ -46,7 +46,7 @@ from offline import collapse, training
 from offline.adamo import AdamOConfig
 from offline.iql import LOG_STD_RANGE, Actor, actor_loss, weights_of
 from offline.networks import StackedActor, StackedQ, normal, stream
-from offline.settings import check_settings, compiles, value_optimizer
+from offline.settings import check_settings, minibatch_step, value_optimizer
 from offline.td3_bc import clipped_target, critic_loss
 from offline.training import Evaluate, fit
 from offline.transitions import Batch, Transitions
@@ -152,14 +152,11 @@ class AWAC:
         self.critic = StackedQ(2, *shape).to(self.device)
         self.target = deepcopy(self.critic).requires_grad_(False)
         self.noise = [stream(seed, "noise", self.device) for seed in seeds]
-        step = lambda module, objective, optimizer=None: MinibatchStep(  # noqa: E731
-            *(module, objective, config.learning_rate, None, None, compiles(config), 1e-8),
-            check_each=False,
-            optimizer=optimizer,
-        )
         optimizer = critic_optimizer or value_optimizer(config, self.critic, len(self.seeds))
-        self.critic_step = step(self.critic, self._critic_objective, optimizer)
-        self.actor_step = step(self.actor, self._actor_objective)
+        self.critic_step = minibatch_step(
+            config, self.critic, self._critic_objective, optimizer=optimizer
+        )
+        self.actor_step = minibatch_step(config, self.actor, self._actor_objective)
         self._targets: list[Tensor] = [*self.target.parameters()]
         self._sources: list[Tensor] = [*self.critic.parameters()]
 

@@ -26,13 +26,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ctrl_rl.compiled import MinibatchStep
 from ctrl_rl.networks import action_bounds
 from ctrl_rl.runs import Run
 from ctrl_rl.spec import EnvSpec
 from offline import training
 from offline.networks import StackedActor, stream
-from offline.settings import check_settings, compiles
+from offline.settings import check_settings, minibatch_step
 from offline.training import Evaluate, fit
 from offline.transitions import Batch, Transitions
 
@@ -138,11 +137,7 @@ class BC:
             *(data.obs_size, *action_bounds(spec, self.name)),
             *(config.hidden, config.activation, start),
         ).to(self.device)
-        self.actor_step = MinibatchStep(
-            *(self.actor, self._objective, config.learning_rate, None, None),
-            *(compiles(config), 1e-8),
-            check_each=False,
-        )
+        self.actor_step = minibatch_step(config, self.actor, self._objective)
 
     def update(self, batch: Batch) -> Tensor:
         """One step; figures (K, S) named by `STATS`."""

@@ -39,7 +39,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ctrl_rl.compiled import MakeOptimizer, MinibatchStep
+from ctrl_rl.compiled import MakeOptimizer
 from ctrl_rl.distributions import SquashedGaussian
 from ctrl_rl.networks import action_bounds
 from ctrl_rl.policy import LOG_STD_RANGE
@@ -48,7 +48,8 @@ from ctrl_rl.spec import EnvSpec
 from offline import collapse, training
 from offline.adamo import AdamOConfig
 from offline.networks import StackedMLP, StackedQ, normal, stream, uniform
-from offline.settings import check_settings, compiles, value_optimizer
+from offline.settings import check_settings, minibatch_step, value_optimizer
+from offline.td3_bc import critic_loss
 from offline.training import Evaluate, fit
 from offline.transitions import Batch, Transitions
 
@@ -146,11 +147,6 @@ def gaps(q_drawn: Tensor, log_density: Tensor, q_data: Tensor) -> Tensor:
     return ((q_drawn - log_density[:, None]).logsumexp(3) - q_data).mean(2)
 
 
-def critic_loss(q: Tensor, target: Tensor) -> Tensor:
-    """The squared error of L_Q (S,) from Q(s, a_data) (S, 2, B) and y (S, B)."""
-    return (q - target[:, None]).square().mean(2).sum(1)
-
-
 def actor_loss(log_prob: Tensor, q: Tensor, temperature: Tensor) -> Tensor:
     """L_pi (S,) from log pi(a|s) (S, B), Q(s, a) (S, 2, B) and alpha (S,)."""
     return (temperature[:, None] * log_prob - q.amin(1)).mean(1)
@@ -224,16 +220,12 @@ class CQL:
         self.critic = StackedQ(2, data.obs_size, *bounds, *shape).to(self.device)
         self.target = deepcopy(self.critic).requires_grad_(False)
         self.noise = [stream(seed, "noise", self.device) for seed in seeds]
-        step = lambda module, objective, rate, optimizer=None: MinibatchStep(  # noqa: E731
-            *(module, objective, rate, None, None, compiles(config), 1e-8),
-            check_each=False,
-            optimizer=optimizer,
-        )
         optimizer = critic_optimizer or value_optimizer(config, self.critic, len(self.seeds))
-        self.critic_step = step(
-            self.critic, self._critic_objective, config.learning_rate, optimizer
+        self.critic_step = minibatch_step(
+            config, self.critic, self._critic_objective, optimizer=optimizer
         )
-        self.actor_step = step(self.actor, self._actor_objective, config.actor_learning_rate)
+        rate = config.actor_learning_rate
+        self.actor_step = minibatch_step(config, self.actor, self._actor_objective, rate)
         self._targets: list[Tensor] = [*self.target.parameters()]
         self._sources: list[Tensor] = [*self.critic.parameters()]
 

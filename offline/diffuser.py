@@ -51,6 +51,7 @@ from offline.diffusion import (
 )
 from offline.networks import stream
 from offline.segments import Segments
+from offline.training import Draws
 from offline.unet import GROUPS, TemporalUNet
 
 METRICS: dict[str, str] = {
@@ -303,9 +304,8 @@ def fit(learner: Diffuser, run: Run | None = None) -> Run:
     record = {"dataset": "recorded data", **data.report()}
     source = Recorded(spec=learner.spec, data=record, seeds=(config.seed,), device=data.device)
     run.start(learner.metrics, config, source, learner.name)
-    if saved := run.restore():
-        learner.load_state_dict(saved["learner"])
-        learner.generator.set_state(saved["env"]["generator"])
+    drawn = Draws(learner.generator)
+    run.resume(learner=learner, env=drawn)
     while learner.updates < config.total_steps and not run.stopping(learner.updates):
         began, first, found = time.perf_counter(), learner.updates, {}
         for _ in range(min(LOG_EVERY, config.total_steps - first)):
@@ -322,7 +322,6 @@ def fit(learner: Diffuser, run: Run | None = None) -> Run:
         figures["time/updates_per_s"] = (step - first) / (time.perf_counter() - began)
         run.log(step, figures)
         if run.due("checkpoint", step):
-            drawn = {"generator": learner.generator.get_state()}
-            run.save(step, learner.policy_section(), learner.state_dict(), drawn)
+            run.save(step, learner.policy_section(), learner.state_dict(), drawn.state_dict())
     run.finish()
     return run

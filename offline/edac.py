@@ -42,7 +42,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctrl_rl.compiled import MakeOptimizer, MinibatchStep
+from ctrl_rl.compiled import MakeOptimizer
 from ctrl_rl.distributions import SquashedGaussian
 from ctrl_rl.networks import action_bounds
 from ctrl_rl.policy import LOG_STD_RANGE
@@ -52,7 +52,7 @@ from offline import collapse, training
 from offline.adamo import AdamOConfig
 from offline.cql import actor_loss, critic_loss, temperature_loss
 from offline.networks import StackedMLP, StackedQ, normal, stream
-from offline.settings import check_settings, compiles, value_optimizer
+from offline.settings import check_settings, minibatch_step, value_optimizer
 from offline.training import Evaluate, fit
 from offline.transitions import Batch, Transitions
 
@@ -253,14 +253,11 @@ class EDAC:
         self.critic = StackedQ(config.critics, data.obs_size, *bounds, *shape).to(self.device)
         self.target = deepcopy(self.critic).requires_grad_(False)
         self.noise = [stream(seed, "noise", self.device) for seed in seeds]
-        step = lambda module, objective, optimizer=None: MinibatchStep(  # noqa: E731
-            *(module, objective, config.learning_rate, None, None, compiles(config), 1e-8),
-            check_each=False,
-            optimizer=optimizer,
-        )
-        self.actor_step = step(self.actor, self._actor_objective)
+        self.actor_step = minibatch_step(config, self.actor, self._actor_objective)
         optimizer = critic_optimizer or value_optimizer(config, self.critic, len(self.seeds))
-        self.critic_step = step(self.critic, self._critic_objective, optimizer)
+        self.critic_step = minibatch_step(
+            config, self.critic, self._critic_objective, optimizer=optimizer
+        )
         self._targets: list[Tensor] = [*self.target.parameters()]
         self._sources: list[Tensor] = [*self.critic.parameters()]
 

@@ -43,14 +43,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ctrl_rl.compiled import MakeOptimizer, MinibatchStep
+from ctrl_rl.compiled import MakeOptimizer
 from ctrl_rl.networks import action_bounds
 from ctrl_rl.runs import Run
 from ctrl_rl.spec import EnvSpec
 from offline import training
 from offline.adamo import AdamOConfig
 from offline.networks import StackedActor, StackedMLP, StackedQ, stream
-from offline.settings import check_settings, compiles, value_optimizer
+from offline.settings import check_settings, minibatch_step, value_optimizer
+from offline.td3_bc import critic_loss
 from offline.training import Evaluate, fit
 from offline.transitions import Batch, Transitions
 
@@ -138,11 +139,6 @@ def expectile_loss(advantage: Tensor, expectile: float) -> Tensor:
     return (weight * advantage.square()).mean(1)
 
 
-def critic_loss(q: Tensor, target: Tensor) -> Tensor:
-    """L_Q (S,) from Q(s, a) (S, 2, B) and y (S, B)."""
-    return (q - target[:, None]).square().mean(2).sum(1)
-
-
 def weights_of(advantage: Tensor, inverse_temperature: float) -> Tensor:
     """Weight of each action in L_pi, as A."""
     # Cut before the exponential, so that it never overflows.
@@ -199,6 +195,7 @@ class IQL:
     """
 
     name, metrics, stats = "iql", METRICS, STATS
+    fixed_length = True
 
     def __init__(
         self,
@@ -219,16 +216,15 @@ class IQL:
         sizes = (data.obs_size, *config.hidden, 1)
         self.value = StackedMLP(1, sizes, config.activation, start).to(self.device)
         self.target = deepcopy(self.critic).requires_grad_(False)
-        step = lambda module, objective, optimizer=None: MinibatchStep(  # noqa: E731
-            *(module, objective, config.learning_rate, None, None, compiles(config), 1e-8),
-            check_each=False,
-            optimizer=optimizer,
-        )
         of_value = value_optimizer(config, self.value, len(self.seeds))
         of_critic = critic_optimizer or value_optimizer(config, self.critic, len(self.seeds))
-        self.value_step = step(self.value, self._value_objective, of_value)
-        self.actor_step = step(self.actor, self._actor_objective)
-        self.critic_step = step(self.critic, self._critic_objective, of_critic)
+        self.value_step = minibatch_step(
+            config, self.value, self._value_objective, optimizer=of_value
+        )
+        self.actor_step = minibatch_step(config, self.actor, self._actor_objective)
+        self.critic_step = minibatch_step(
+            config, self.critic, self._critic_objective, optimizer=of_critic
+        )
         self._targets: list[Tensor] = [*self.target.parameters()]
         self._sources: list[Tensor] = [*self.critic.parameters()]
         self.updates = 0

@@ -31,7 +31,7 @@ from ctrl_rl.runs import Run
 from ctrl_rl.td3 import METRICS as OF_THE_LOOP
 from offline.collapse import Watch
 from offline.networks import stream
-from offline.training import Learner
+from offline.training import Draws, Learner
 from offline.transitions import Batch, Transitions
 
 ALGOS = ("td3_bc", "iql", "cql", "awac", "edac")
@@ -182,18 +182,12 @@ def go_on(
     tally = Tally(num_envs, env.device)
     own = {k: v for k, v in learner.metrics.items() if not k.startswith(_LOOP)}
     name = f"{learner.name}_online"
-    run.start({**own, **METRICS}, config, env, name, replay.nbytes_after(config.total_steps))
-    step, updates, watch = 0, 0, Watch(learner, data)
-    if saved := run.restore():
-        step, state = saved["step"], saved["learner"]
-        learner.load_state_dict(state["learner"])
-        replay.load_state_dict(saved["replay"])
-        env.load_state_dict(saved["env"])
-        updates = state["updates"]
-        watch.load_state_dict(state["watch"])
-        tally.unfinished = state["unfinished"].to(env.device)
-        for each, drawn in zip((generator, noise), state["draws"], strict=True):
-            each.set_state(drawn)
+    size = replay.nbytes_after(config.total_steps)
+    fixed_length = getattr(learner, "fixed_length", False)
+    run.start({**own, **METRICS}, config, env, name, size, fixed_length)
+    watch = Watch(learner, data)
+    progress = _Progress(learner, watch, tally, Draws(generator, noise))
+    step = run.resume(learner=progress, env=env, replay=replay)
     obs = env.observe()
     while step < config.total_steps and not run.stopping(step):
         began, update_s, stats, first = time.perf_counter(), 0.0, [], step
@@ -214,7 +208,7 @@ def go_on(
             update_s += time.perf_counter() - stepped
         figures = {**tally.flush(), "replay/size": len(replay)}
         if stats:
-            updates += len(stats)
+            updates = updates_due(0, step, config.warmup_steps, config.updates_per_step)
             figures |= _figures(learner, torch.stack(stats).mean(0)[:, 0], step)
             watch.widen(*mixture.earned(step // num_envs))
             figures |= watch.check(updates, step >= config.total_steps)[0]
@@ -226,17 +220,33 @@ def go_on(
         if run.due("eval", step) and evaluate is not None:
             run.log(step, evaluate(Policy.from_section(learner.policy_section(0))))
         if run.due("checkpoint", step):
-            state = {
-                "learner": learner.state_dict(),
-                "updates": updates,
-                "watch": watch.state_dict(),
-                "unfinished": tally.unfinished,
-                "draws": [generator.get_state(), noise.get_state()],
-            }
-            section = learner.policy_section(0)
+            section, state = learner.policy_section(0), progress.state_dict()
             run.save(step, section, state, env.state_dict(), replay.state_dict())
     run.finish()
     return run
+
+
+class _Progress:
+    """What goes on beside environments and replay, as one part of a checkpoint."""
+
+    def __init__(self, learner: Learner, watch: Watch, tally: Tally, draws: Draws) -> None:
+        self._learner, self._watch, self._tally, self._draws = learner, watch, tally, draws
+
+    def state_dict(self) -> dict:
+        """As `load_state_dict` takes it."""
+        return {
+            "learner": self._learner.state_dict(),
+            "watch": self._watch.state_dict(),
+            "unfinished": self._tally.unfinished,
+            **self._draws.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        """Go on where `state_dict` was taken."""
+        self._learner.load_state_dict(state["learner"])
+        self._watch.load_state_dict(state["watch"])
+        self._tally.unfinished = state["unfinished"].to(self._tally.unfinished.device)
+        self._draws.load_state_dict(state)
 
 
 def longer(config, updates: int):

@@ -43,11 +43,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ctrl_rl.compiled import MinibatchStep
 from ctrl_rl.networks import action_bounds
 from ctrl_rl.spec import EnvSpec
 from offline.networks import StackedQ, stream
-from offline.settings import check_settings, compiles
+from offline.settings import check_settings, minibatch_step
 from offline.transitions import Batch, Transitions
 
 
@@ -248,11 +247,7 @@ class FQE:
         self.critic = StackedQ(1, *shape, start).to(data.device)
         self.target = deepcopy(self.critic).requires_grad_(False)
         self.draws = [stream(seed, "minibatches", data.device) for seed in seeds]
-        self.critic_step = MinibatchStep(
-            *(self.critic, self._objective, config.learning_rate, None, None),
-            *(compiles(config), 1e-8),
-            check_each=False,
-        )
+        self.critic_step = minibatch_step(config, self.critic, self._objective)
         self._targets: list[Tensor] = [*self.target.parameters()]
         self._sources: list[Tensor] = [*self.critic.parameters()]
 

@@ -49,7 +49,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ctrl_rl.compiled import MakeOptimizer, MinibatchStep
+from ctrl_rl.compiled import MakeOptimizer
 from ctrl_rl.networks import action_bounds
 from ctrl_rl.policy import check_same_shape, load_policy
 from ctrl_rl.runs import Run
@@ -57,7 +57,7 @@ from ctrl_rl.spec import EnvSpec
 from offline import training
 from offline.adamo import AdamOConfig
 from offline.networks import StackedMLP, normal, stream
-from offline.settings import check_settings, compiles, value_optimizer
+from offline.settings import check_settings, minibatch_step, value_optimizer
 from offline.training import Evaluate, fit
 from offline.transitions import Batch, Transitions
 
@@ -263,6 +263,7 @@ class POR:
     """
 
     name, metrics, stats = "por", METRICS, STATS
+    fixed_length = True
 
     def __init__(
         self,
@@ -286,29 +287,24 @@ class POR:
         self.execute = StackedNormal(sizes, *shape).to(self.device)
         self.target = deepcopy(self.value).requires_grad_(False)
         self.noise = [stream(seed, "noise", self.device) for seed in seeds]
-        step = lambda module, objective, rate, optimizer=None: MinibatchStep(  # noqa: E731
-            *(module, objective, rate, None, None, compiles(config), 1e-8),
-            check_each=False,
-            optimizer=optimizer,
-        )
-        slow, fast = config.value_learning_rate, config.learning_rate
+        slow = config.value_learning_rate
         optimizer = critic_optimizer or value_optimizer(config, self.value, len(seeds), slow)
-        self.value_step = step(self.value, self._value_objective, slow, optimizer)
+        self.value_step = minibatch_step(config, self.value, self._value_objective, slow, optimizer)
         if config.execute_from:
             self._take_execute(Path(config.execute_from))
             self.execute.requires_grad_(False)
         else:
-            self.execute_step = step(self.execute, self._likelihood, fast)
+            self.execute_step = minibatch_step(config, self.execute, self._likelihood)
         if config.variant == "residual":
-            self.guide_step = step(self.guide, self._residual_objective, fast)
+            self.guide_step = minibatch_step(config, self.guide, self._residual_objective)
         else:
             self.behavior = StackedNormal((d, *hidden, d), *shape).to(self.device)
-            self.behavior_step = step(self.behavior, self._likelihood, slow)
-            self.guide_step = step(self.guide, self._value_gradient_objective, fast)
+            self.behavior_step = minibatch_step(config, self.behavior, self._likelihood, slow)
+            self.guide_step = minibatch_step(config, self.guide, self._value_gradient_objective)
         self._parts = [name for name in _PARTS if hasattr(self, name)]
         self._targets: list[Tensor] = [*self.target.parameters()]
         self._sources: list[Tensor] = [*self.value.parameters()]
-        self.updates, self._behavior_steps = 0, config.behavior_steps
+        self.updates = 0
         self._of_behavior = torch.zeros(2, len(self.seeds), device=self.device)
 
     def update(self, batch: Batch) -> Tensor:
@@ -318,7 +314,7 @@ class POR:
             Figures (K, S) named by `STATS`; those of the behaviour guide are of its last step.
         """
         obs, action, reward, next_obs, terminated = batch
-        if self.updates < self._behavior_steps:
+        if self.updates < self.config.behavior_steps:
             self._of_behavior = self.behavior_step(obs, next_obs)
             self.updates += 1
             rest = torch.zeros(len(STATS) - 2, len(self.seeds), device=self.device)
@@ -376,7 +372,6 @@ class POR:
             {
                 **{name: getattr(self, name).state_dict() for name in self._parts},
                 "updates": self.updates,
-                "behavior_steps": self._behavior_steps,
                 "of_behavior": self._of_behavior,
                 "noise": [generator.get_state() for generator in self.noise],
             }
@@ -387,16 +382,13 @@ class POR:
         for name in self._parts:
             getattr(self, name).load_state_dict(state[name])
         self.updates = state["updates"]
-        # A run that is made longer has a later boundary; once frozen, the behaviour guide stays so.
-        if self.updates >= state["behavior_steps"]:
-            self._behavior_steps = state["behavior_steps"]
         self._of_behavior = state["of_behavior"].to(self.device)
         for generator, saved in zip(self.noise, state["noise"], strict=True):
             generator.set_state(saved)
 
     def _anneal(self) -> None:
         """Set the step sizes of guide and execute policy."""
-        first = self._behavior_steps
+        first = self.config.behavior_steps
         done = (self.updates - first) / (self.config.total_steps - first)
         rate = self.config.learning_rate / 2 * (1 + math.cos(math.pi * done))
         self.guide_step.learning_rate.fill_(rate)

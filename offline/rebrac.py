@@ -43,14 +43,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ctrl_rl.compiled import MakeOptimizer, MinibatchStep
+from ctrl_rl.compiled import MakeOptimizer
 from ctrl_rl.networks import action_bounds
 from ctrl_rl.runs import Run
 from ctrl_rl.spec import EnvSpec
 from offline import collapse, training
 from offline.adamo import AdamOConfig
 from offline.networks import StackedActor, StackedQ, normal, stream
-from offline.settings import check_settings, compiles, value_optimizer
+from offline.settings import check_settings, minibatch_step, value_optimizer
 from offline.td3_bc import critic_loss, smoothed
 from offline.training import Evaluate, fit
 from offline.transitions import Transitions
@@ -262,14 +262,11 @@ class ReBRAC:
         self.target_actor = deepcopy(self.actor).requires_grad_(False)
         self.target_critic = deepcopy(self.critic).requires_grad_(False)
         self.noise = [stream(seed, "noise", self.device) for seed in seeds]
-        step = lambda module, objective, optimizer=None: MinibatchStep(  # noqa: E731
-            *(module, objective, config.learning_rate, None, None, compiles(config), 1e-8),
-            check_each=False,
-            optimizer=optimizer,
-        )
         optimizer = critic_optimizer or value_optimizer(config, self.critic, len(self.seeds))
-        self.critic_step = step(self.critic, self._critic_objective, optimizer)
-        self.actor_step = step(self.actor, self._actor_objective)
+        self.critic_step = minibatch_step(
+            config, self.critic, self._critic_objective, optimizer=optimizer
+        )
+        self.actor_step = minibatch_step(config, self.actor, self._actor_objective)
         self._targets: list[Tensor] = [
             *self.target_critic.parameters(),
             *self.target_actor.parameters(),

@@ -1,11 +1,11 @@
-"""What the settings of all offline learners have in common: checks, compilation, optimiser."""
+"""What the settings of all offline learners have in common: checks, and the steps they decide."""
 
 import math
 from typing import Any
 
 from torch import nn
 
-from ctrl_rl.compiled import MakeOptimizer, pays
+from ctrl_rl.compiled import MakeOptimizer, MinibatchStep, Objective, pays
 from ctrl_rl.networks import ACTIVATIONS
 from offline import adamo
 
@@ -47,6 +47,22 @@ def compiles(config: Any) -> bool:
     if config.compile != "auto":
         return config.compile == "on"
     return pays(config.total_steps, config.batch_size, config.hidden)
+
+
+def minibatch_step(
+    config: Any,
+    module: nn.Module,
+    objective: Objective,
+    learning_rate: float | None = None,
+    optimizer: MakeOptimizer | None = None,
+) -> MinibatchStep:
+    """A learner's step on a module by Adam, or by the optimiser that is given.
+
+    `learning_rate` stands in for that of `config`. Stats are for the caller to check.
+    """
+    rate = config.learning_rate if learning_rate is None else learning_rate
+    given = {"check_each": False, "epsilon": 1e-8, "optimizer": optimizer}
+    return MinibatchStep(module, objective, rate, None, None, compiles(config), **given)
 
 
 def value_optimizer(

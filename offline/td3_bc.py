@@ -37,14 +37,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ctrl_rl.compiled import MakeOptimizer, MinibatchStep
+from ctrl_rl.compiled import MakeOptimizer
 from ctrl_rl.networks import action_bounds
 from ctrl_rl.runs import Run
 from ctrl_rl.spec import EnvSpec
 from offline import collapse, training
 from offline.adamo import AdamOConfig
+from offline.bc import cloning_loss
 from offline.networks import StackedActor, StackedQ, normal, stream
-from offline.settings import check_settings, compiles, value_optimizer
+from offline.settings import check_settings, minibatch_step, value_optimizer
 from offline.training import Evaluate, fit
 from offline.transitions import Batch, Transitions
 
@@ -137,11 +138,6 @@ def critic_loss(q: Tensor, target: Tensor) -> Tensor:
     return (q - target[:, None]).square().mean(2).sum(1)
 
 
-def distance(action: Tensor, data_action: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Mean (pi(s) - a)^2 (S,) over samples and dimensions, scaled to -1..1."""
-    return ((action - data_action) / ((high - low) / 2)).square().mean((1, 2))
-
-
 def actor_loss(q: Tensor, distance: Tensor, alpha: float) -> Tensor:
     """L_pi (S,) from Q_1(s, pi(s)) (S, B) and the distance (S,)."""
     size = q.detach().abs().mean(1)
@@ -185,14 +181,11 @@ class TD3BC:
         self.target_actor = deepcopy(self.actor).requires_grad_(False)
         self.target_critic = deepcopy(self.critic).requires_grad_(False)
         self.noise = [stream(seed, "noise", self.device) for seed in seeds]
-        step = lambda module, objective, optimizer=None: MinibatchStep(  # noqa: E731
-            *(module, objective, config.learning_rate, None, None, compiles(config), 1e-8),
-            check_each=False,
-            optimizer=optimizer,
-        )
         optimizer = critic_optimizer or value_optimizer(config, self.critic, len(self.seeds))
-        self.critic_step = step(self.critic, self._critic_objective, optimizer)
-        self.actor_step = step(self.actor, self._actor_objective)
+        self.critic_step = minibatch_step(
+            config, self.critic, self._critic_objective, optimizer=optimizer
+        )
+        self.actor_step = minibatch_step(config, self.actor, self._actor_objective)
         self._targets: list[Tensor] = [
             *self.target_critic.parameters(),
             *self.target_actor.parameters(),
@@ -267,7 +260,7 @@ class TD3BC:
     def _actor_objective(self, actor, obs, action):
         """L_pi of a minibatch and the distance from the data."""
         chosen = actor(obs)
-        far = distance(chosen, action, actor.low, actor.high)
+        far = cloning_loss(chosen, action, actor.low, actor.high)
         loss = actor_loss(self.critic(obs, chosen, members=1)[:, 0], far, self.config.alpha)
         return loss, far.detach()[None]
 

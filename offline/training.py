@@ -120,15 +120,11 @@ def fit(
     draws = [stream(seed, "minibatches", data.device) for seed in seeds]
     record = {"dataset": "recorded data", **data.report}
     source = Recorded(spec=learner.spec, data=record, seeds=seeds, device=data.device)
-    run.start(learner.metrics, config, source, learner.name)
-    watch = Watch(learner, data)
-    step, rows = 0, [[] for _ in seeds]
-    if saved := run.restore():
-        step, rows = saved["step"], saved["learner"]["rows"]
-        learner.load_state_dict(saved["learner"]["state"])
-        for generator, state in zip(draws, saved["env"]["draws"], strict=True):
-            generator.set_state(state)
-        watch.load_state_dict(saved["learner"]["watch"])
+    fixed_length = getattr(learner, "fixed_length", False)
+    run.start(learner.metrics, config, source, learner.name, fixed_length=fixed_length)
+    watch, rows = Watch(learner, data), [[] for _ in seeds]
+    progress, drawn = _Progress(learner, rows, watch), Draws(*draws)
+    step = run.resume(learner=progress, env=drawn)
     while step < config.total_steps and not run.stopping(step):
         began, first = time.perf_counter(), step
         step = min(step + LOG_EVERY, config.total_steps)
@@ -154,9 +150,8 @@ def fit(
             sections = [learner.policy_section(i) for i in range(len(seeds))]
             if len(seeds) > 1:
                 _write_seed_folders(run, seeds, sections, rows)
-            state = {"state": learner.state_dict(), "rows": rows, "watch": watch.state_dict()}
-            drawn = {"draws": [generator.get_state() for generator in draws]}
-            run.save(step, _whole(seeds, sections), state, drawn)
+            whole = _whole(seeds, sections)
+            run.save(step, whole, progress.state_dict(), drawn.state_dict())
     run.finish()
     return run
 
@@ -202,7 +197,41 @@ def check_data(data: Transitions, spec: EnvSpec) -> None:
         )
 
 
+class Draws:
+    """Random generators as one part of a checkpoint."""
+
+    def __init__(self, *generators: torch.Generator) -> None:
+        self._generators = generators
+
+    def state_dict(self) -> dict:
+        """Where each of them stands."""
+        return {"draws": [generator.get_state() for generator in self._generators]}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Draw next what would have been drawn then."""
+        for generator, drawn in zip(self._generators, state["draws"], strict=True):
+            generator.set_state(drawn)
+
+
 # Inside -------------------------------------------------------------------------------------
+
+
+class _Progress:
+    """A learner, the rows of each seed so far and the watch as one part of a checkpoint."""
+
+    def __init__(self, learner: Learner, rows: list[list[dict]], watch: Watch) -> None:
+        self._learner, self._rows, self._watch = learner, rows, watch
+
+    def state_dict(self) -> dict:
+        """As `load_state_dict` takes it."""
+        watch = self._watch.state_dict()
+        return {"state": self._learner.state_dict(), "rows": self._rows, "watch": watch}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Go on where `state_dict` was taken."""
+        self._learner.load_state_dict(state["state"])
+        self._rows[:] = state["rows"]
+        self._watch.load_state_dict(state["watch"])
 
 
 def _figures(learner: Learner, means: Tensor, step: int) -> list[dict[str, float]]:

@@ -301,6 +301,21 @@ def test_the_learning_rate_falls_with_the_env_steps_also_on_resuming(tmp_path):
         assert rate.item() == pytest.approx(4e-4), part
 
 
+def test_a_run_whose_learning_rate_falls_cannot_be_made_longer(tmp_path):
+    for settings, refused in (({"final_learning_rate": 2e-4}, True), ({}, False)):
+        folder = tmp_path / f"{refused}"
+        CASE.train(pendulum(), Run(folder, console=False), total_steps=128, **settings)
+        longer = Run(folder, resume=True, console=False)
+        try:
+            if refused:
+                with pytest.raises(ValueError, match="total_steps must stay 128: step sizes of"):
+                    CASE.train(pendulum(), longer, total_steps=256, **settings)
+            else:
+                CASE.train(pendulum(), longer, total_steps=256, **settings)
+        finally:
+            longer.close()
+
+
 def test_the_learning_rate_stays_unless_told():
     learner = CASE.make(pendulum(), learning_rate=7e-4)
     assert learner.set_learning_rate(learner.config.total_steps) == 7e-4

@@ -11,7 +11,7 @@ import torch
 from recorded import episodes, same
 
 from ctrl_rl import cli, registry
-from ctrl_rl.checkpoints import load_checkpoint
+from ctrl_rl.checkpoints import load_checkpoint, save_checkpoint
 from ctrl_rl.commands.list import List
 from ctrl_rl.commands.list import main as list_main
 from ctrl_rl.policy import Policy, load_policy
@@ -160,6 +160,29 @@ def test_every_flag_reaches_the_run(tmp_path, hopper, monkeypatch):
     assert record["algo_config"]["gamma"] == 0.5 and record["data"]["timeouts"] == "keep"
 
 
+@pytest.mark.parametrize("algo", ["iql", "por"])
+def test_a_run_whose_step_sizes_fall_cannot_be_made_longer(tmp_path, hopper, algo):
+    words = ("--algo", algo, "--dataset", str(hopper), *SMALL)
+    words += ("--algo.execute-hidden", "8") if algo == "por" else ()
+    trained(tmp_path / "r", *words)
+    before = (tmp_path / "r/metrics.csv").read_bytes()
+    with pytest.raises(ValueError, match=f"total_steps must stay 40: step sizes of {algo} fall"):
+        train.main(["--resume", str(tmp_path / "r"), "--total-steps", "60"])
+    assert (tmp_path / "r/metrics.csv").read_bytes() == before
+
+
+@pytest.mark.parametrize("part", ["state", "watch", "rows"])
+def test_a_damaged_checkpoint_is_one_line(tmp_path, hopper, part):
+    words = ("--algo", "td3_bc", "--dataset", str(hopper), *SMALL, "--stop-after", "20")
+    trained(tmp_path / "r", *words)
+    last = tmp_path / "r/checkpoints/last.pt"
+    content = load_checkpoint(last)
+    del content["learner"][part]
+    save_checkpoint(last, {k: v for k, v in content.items() if k != "format"})
+    with pytest.raises(ValueError, match=f"does not fit this run: its learner lacks {part}"):
+        train.main(["--resume", str(tmp_path / "r")])
+
+
 @pytest.mark.parametrize(
     ("algo", "dataset", "expected"),
     [
@@ -193,9 +216,9 @@ def test_whose_settings_were_taken_is_said_and_a_recorded_task_counts(folder, tm
 
     path, plan = plan_of("mine", {"task": "Hopper-v5"})
     assert (plan.settings_of, plan.flags.reward) == ("the gym family", "locomotion")
-    trained(tmp_path / "r", "--algo", "iql", "--dataset", path, *SMALL)
+    trained(tmp_path / "r", "--algo", "iql", "--dataset", path, *SMALL, "--stop-after", "20")
     assert "settings of the gym family\n" in capsys.readouterr().out
-    trained(tmp_path / "r", "--resume", str(tmp_path / "r"), "--total-steps", "50")
+    trained(tmp_path / "r", "--resume", str(tmp_path / "r"))
     assert "settings of" not in capsys.readouterr().out
     path, plan = plan_of("other", {"task": "Elephant-v0"})
     assert (plan.settings_of, plan.flags.reward) == (None, "raw")

@@ -135,32 +135,6 @@ def test_only_the_step_sizes_of_the_policies_fall_and_only_after_the_behavior_gu
     assert float(made.behavior_step.learning_rate) == pytest.approx(1e-4)
 
 
-@pytest.mark.parametrize(("done", "fitted"), [(30, 20), (10, 45)])
-def test_a_longer_run_does_not_go_back_to_a_behavior_guide_that_is_frozen(done, fitted):
-    """After 10 of 40 updates it is not frozen, and half of 90 are its own; after 30 it is."""
-    data, box = random_data(), spec(3, (-1.0, -1.0), (1.0, 1.0))
-    batch = data.batch(data.draw(8, [torch.Generator().manual_seed(0)]))
-    config = PORConfig(total_steps=40, batch_size=8, hidden=(8,), execute_hidden=(8,),
-                       compile="off", variant="value_gradient")  # fmt: skip
-    short, made = POR(config, data, box), None
-    for _ in range(done):
-        short.update(batch)
-    for longer in (80, 90):  # made longer twice: the boundary goes along
-        made = POR(dataclasses.replace(config, total_steps=longer), data, box)
-        made.load_state_dict(short.state_dict())
-        short = made
-    assert made is not None
-    steps = []
-    while made.updates < 90:
-        before = made.state_dict()["behavior"]
-        made.update(batch)
-        after = made.state_dict()["behavior"]
-        steps += [] if all(torch.equal(before[k], after[k]) for k in before) else [made.updates]
-    assert steps == [*range(done + 1, fitted + 1)]
-    last = 1e-3 / 2 * (1 + math.cos(math.pi * (89 - fitted) / (90 - fitted)))
-    assert float(made.guide_step.learning_rate) == pytest.approx(last, rel=1e-4)
-
-
 def test_the_policy_is_guide_then_execute_with_statistics_and_units(tmp_path):
     data = random_data(normalize_obs=True, offset=500.0, scale=100.0, low=LOW, high=HIGH)
     config = PORConfig(total_steps=30, batch_size=16, hidden=(8, 7), execute_hidden=(9, 6, 5),

@@ -28,7 +28,9 @@ def test_critic_loss_by_hand():
 def test_distance_is_that_of_scaled_actions():
     # Half ranges 1 and 5: ((0.5/1)^2 + (5/5)^2) / 2 = 0.625.
     low, high = torch.tensor([-1.0, 0.0]), torch.tensor([1.0, 10.0])
-    found = td3_bc.distance(torch.tensor([[[0.5, 10.0]]]), torch.tensor([[[0.0, 5.0]]]), low, high)
+    found = td3_bc.cloning_loss(
+        torch.tensor([[[0.5, 10.0]]]), torch.tensor([[[0.0, 5.0]]]), low, high
+    )
     torch.testing.assert_close(found, torch.tensor([0.625]))
 
 

@@ -23,7 +23,8 @@ class RunFlags:
     """Flags that every trainer has."""
 
     total_steps: int = 1_000_000
-    """Length of training [env steps]; may be raised with --resume."""
+    """Length of training [env steps]; may be raised with --resume where no step size falls over
+    the run."""
     stop_after: int | None = None
     """Leave with a checkpoint once this many env steps are done; --resume goes on."""
     num_envs: int = 64

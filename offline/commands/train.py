@@ -22,7 +22,8 @@ class OfflineFlags:
     """Flags that every offline learner has."""
 
     total_steps: int = 1_000_000
-    """Length of training [updates]; may be raised with --resume."""
+    """Length of training [updates]; may be raised with --resume where no step size falls over the
+    run."""
     stop_after: int | None = None
     """Leave with a checkpoint at the next multiple of 250 updates once this many are done; --resume
     goes on."""
