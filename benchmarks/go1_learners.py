@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.cells import RESULTS, ROOT, Cell, load, main, run_cli
 from ctrl_rl.curves import COLORS, align, interval
-from ctrl_rl.runs import read_metrics
+from ctrl_rl.run_folder import read_metrics
 
 TASK = "Go1-Velocity-Flat-v0"
 PICTURE = ROOT / "docs" / "images" / "go1-learners.png"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ctrl_rl.checkpoints import replacing
-from ctrl_rl.runs import read_config, read_metrics, step_unit
+from ctrl_rl.run_folder import read_config, read_metrics, step_unit
 
 COLORS = ("#2563eb", "#ea580c", "#16a34a", "#9333ea", "#dc2626", "#0891b2", "#a16207", "#4b5563")
 STYLES = ("-", (0, (3, 1.5)), (0, (1, 1)))

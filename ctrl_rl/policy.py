@@ -38,7 +38,7 @@ from ctrl_rl.env import Obs
 from ctrl_rl.memory import CELLS, RecurrentNet
 from ctrl_rl.networks import MLP, GuidedMLP
 from ctrl_rl.normalize import Normalizer
-from ctrl_rl.runs import find_checkpoint
+from ctrl_rl.run_folder import find_checkpoint
 from ctrl_rl.spec import Discrete, EnvSpec, spec_differences
 
 FORMAT = 1

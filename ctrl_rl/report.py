@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from ctrl_rl.checkpoints import write_text
-from ctrl_rl.runs import read_config, read_metrics, step_unit
+from ctrl_rl.run_folder import read_config, read_metrics, step_unit
 
 STYLE = """
 :root { --ink:#1f2937; --soft:#6b7280; --line:#e5e7eb; --card:#fff; --page:#f6f7f9;

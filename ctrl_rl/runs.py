@@ -11,8 +11,8 @@ Run folder:
     checkpoints/step-N.pt     policy section only
     curves.png, video.mp4, evaluation.json, report.html
 
-Reading order: run folder on disk -> `Recorded` -> `Run`. How a checkpoint is written:
-`ctrl_rl.checkpoints`.
+Reading order: `Recorded` -> `Run`. How a run folder is read: `ctrl_rl.run_folder`; how a checkpoint
+is written: `ctrl_rl.checkpoints`.
 """
 
 import csv
@@ -33,7 +33,6 @@ from ctrl_rl import distributed
 from ctrl_rl.checkpoints import (
     FORMAT,
     check_free,
-    check_kinds,
     load_checkpoint,
     make_folder,
     plain,
@@ -44,24 +43,12 @@ from ctrl_rl.checkpoints import (
 from ctrl_rl.env import Fault
 from ctrl_rl.progress import Progress
 from ctrl_rl.provenance import provenance
+from ctrl_rl.run_folder import BEST_KEY, find_checkpoint, parse_config, read_config, read_metrics
 from ctrl_rl.spec import EnvSpec
-
-BEST_KEY = "eval/episode_return"
-"""The figure that decides `best.pt`; higher is better."""
 
 PROCESSES = "processes"
 """Key under which a checkpoint of a group of processes lists their environments' states."""
 
-CONFIG_KINDS = {
-    "task": str,
-    "algo": str,
-    "run": dict,
-    "algo_config": dict,
-    "task_config": dict,
-    "metrics": dict,
-    "spec": dict,
-}
-"""What every config.json holds."""
 LAST_KINDS = {
     "step": int,
     "policy": dict,
@@ -74,94 +61,6 @@ LAST_KINDS = {
 
 LEFTOVERS = {".writable", ".writable.tmp", "config.json.tmp"}
 """Files of a run that was killed before it had its config.json; they are in nobody's way."""
-
-
-# The run folder on disk ---------------------------------------------------------------------
-
-
-def read_config(folder: Path) -> dict:
-    """The run's config.json.
-
-    Raises:
-        ValueError: not a run folder, a damaged one, or one of another format version.
-    """
-    path = Path(folder) / "config.json"
-    if not Path(folder).exists():
-        raise ValueError(f"{folder} does not exist")
-    if not path.is_file():
-        raise ValueError(f"{folder} is not a run folder: it has no config.json")
-    return _parse_config(path.read_bytes(), path)
-
-
-def _parse_config(text: str | bytes, path: Path) -> dict:
-    """A run's configuration out of the JSON that stands in `path`."""
-    try:
-        config = json.loads(text)
-        found = config["format"]
-    except (ValueError, KeyError, TypeError):
-        raise ValueError(f"{path} is not the configuration of a run") from None
-    if found != FORMAT:
-        raise ValueError(f"{path} has format {found}, this version reads {FORMAT}")
-    check_kinds(config, CONFIG_KINDS, f"{path} is damaged: it")
-    sizes = dict.fromkeys(("seed", "num_envs"), int | None)
-    check_kinds(config["run"], sizes, f"{path} is damaged: its run")
-    return config
-
-
-def step_unit(config: dict) -> str:
-    """What a run's steps are, from its config.json: "updates" of an offline run, or "env steps"."""
-    return "updates" if "data" in config else "env steps"
-
-
-def find_checkpoint(folder: Path, which: str | None = None) -> Path:
-    """Path of "last", "best" or a step number; None for best, or last where there is none.
-
-    Raises:
-        ValueError: not a run folder, or no such checkpoint, with those there are.
-    """
-    read_config(folder)
-    checkpoints = Path(folder) / "checkpoints"
-    for name in (which,) if which else ("best", "last"):
-        path = checkpoints / (f"step-{name}.pt" if name.isdigit() else f"{name}.pt")
-        if path.is_file():
-            return path
-    paths = [path for path in checkpoints.glob("*.pt") if not path.stem.startswith("replay-")]
-    names = [path.stem.removeprefix("step-") for path in paths]
-    names.sort(key=lambda name: (name.isdigit(), int(name) if name.isdigit() else 0, name))
-    if not names:
-        raise ValueError(f"{folder} has no checkpoint yet")
-    raise ValueError(f"{folder} has no checkpoint {which!r}; there are {', '.join(names)}")
-
-
-def read_metrics(folder: Path, up_to: float = math.inf) -> list[dict[str, float]]:
-    """Rows of metrics.csv with step <= `up_to`; absent figures are left out of a row.
-
-    A last line that a kill cut in two is skipped.
-
-    Raises:
-        ValueError: a figure that is no number, or a row without a step.
-    """
-    path = Path(folder) / "metrics.csv"
-    if not path.is_file():
-        return []
-    rows = []
-    try:
-        text = path.read_text()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
-    whole = text[: text.rfind("\n") + 1]
-    reader = csv.DictReader(whole.splitlines())
-    for line in reader:
-        try:
-            row = {key: float(value) for key, value in line.items() if key and value}
-            row["step"] = int(row["step"])
-        except KeyError:
-            raise ValueError(f"{path} is damaged: line {reader.line_num} has no step") from None
-        except (ValueError, OverflowError) as error:
-            raise ValueError(f"{path} is damaged: line {reader.line_num}: {error}") from None
-        if row["step"] <= up_to:
-            rows.append(row)
-    return rows
 
 
 # Run ----------------------------------------------------------------------------------------
@@ -254,7 +153,8 @@ class Run:
                 self._checkpoint = load_checkpoint(last, LAST_KINDS)
                 _check_processes(self.folder, self._checkpoint["env"])
                 if name := self._checkpoint.get("replay"):
-                    self._replay = _load_replay(_own_replay(last.with_name(name)))
+                    path = _own_replay(last.with_name(name))
+                    self._replay = _load_replay(path, self._checkpoint["step"])
             elif len([*last.parent.glob("step-*.pt")]) > 1:  # one: killed in the first checkpoint
                 raise ValueError(f"{last} is missing: there is nothing to go on from")
         if self._follows:
@@ -322,7 +222,7 @@ class Run:
             self._check_same(record, read_config(self.folder), "was started with", fixed_length)
             if self._checkpoint:
                 last = self.folder / "checkpoints" / "last.pt"
-                made = _parse_config(self._checkpoint["config"], last)
+                made = parse_config(self._checkpoint["config"], last)
                 verb = "holds a checkpoint of a run with"
                 self._check_same(record, made, verb, fixed_length)
         if replay_bytes:  # for a moment the old file and the new one lie side by side
@@ -359,7 +259,7 @@ class Run:
         for name, part in parts.items():
             state, replay = saved.get(name), name == "replay"
             try:
-                _check_like(state, part.state_dict(), name, rows_may_differ=replay)
+                check_like(state, part.state_dict(), name, rows_may_differ=replay)
                 part.load_state_dict(state)
             except (ValueError, RuntimeError, LookupError, TypeError, AttributeError) as error:
                 file = f"replay-{saved['step']}.pt" if replay and state else "last.pt"
@@ -691,7 +591,7 @@ class Run:
             self._handlers[number] = signal.signal(number, handle)
 
 
-def _check_like(saved, like, where: str, rows_may_differ: bool = False) -> None:
+def check_like(saved, like, where: str, rows_may_differ: bool = False) -> None:
     """Refuse a state that lacks a key of `like`, or holds another kind or size under one.
 
     Args:
@@ -707,7 +607,7 @@ def _check_like(saved, like, where: str, rows_may_differ: bool = False) -> None:
         for key, value in like.items():
             if key not in saved:
                 raise ValueError(f"its {where} lacks {key}")
-            _check_like(saved[key], value, f"{where}.{key}", rows_may_differ)
+            check_like(saved[key], value, f"{where}.{key}", rows_may_differ)
     elif isinstance(like, torch.Tensor) and isinstance(saved, torch.Tensor):
         here, there = like.shape[rows_may_differ:], saved.shape[rows_may_differ:]
         if (saved.dtype, saved.ndim, there) != (like.dtype, like.ndim, here):
@@ -743,10 +643,13 @@ def _check_processes(folder: Path, env: dict) -> None:
         )
 
 
-def _load_replay(path: Path) -> dict:
-    """The replay that last.pt names; without it the run cannot go on as it was."""
+def _load_replay(path: Path, step: int) -> dict:
+    """The replay that last.pt of this env step names; without it the run cannot go on as it was."""
     try:
-        return load_checkpoint(path, {"replay": dict})["replay"]
+        content = load_checkpoint(path, {"step": int, "replay": dict})
+        if content["step"] != step:
+            raise ValueError(f"{path} is of step {content['step']:,}, last.pt of {step:,}")
+        return content["replay"]
     except ValueError as error:
         raise ValueError(
             f"{error}; last.pt needs it to go on. Start a new run with --init-from "

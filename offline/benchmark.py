@@ -106,7 +106,7 @@ def plan_jobs(plan: Planned, out: Path, seeds: int, per_job: int = 0) -> list[Jo
     Raises:
         ValueError: a result or a run of other settings, or of other data, is in the way.
     """
-    from ctrl_rl.runs import read_config
+    from ctrl_rl.run_folder import read_config
 
     todo = [seed for seed in range(seeds) if not finished(plan, out, seed)]
     base = out / "runs" / safe_name(plan.name) / safe_name(plan.label)
@@ -210,7 +210,7 @@ def results_of(job: Job) -> list[Result]:
     Raises:
         ValueError: it was trained to the end and never evaluated.
     """
-    from ctrl_rl.runs import BEST_KEY, read_config, read_metrics
+    from ctrl_rl.run_folder import BEST_KEY, read_config, read_metrics
     from offline.datasets import locate
     from offline.scores import Score, find_reference, played_in
 

@@ -31,7 +31,7 @@ from ctrl_rl.commands.train import rebuild
 from ctrl_rl.env import VecEnv
 from ctrl_rl.making import make
 from ctrl_rl.policy import check_fits, load_policy
-from ctrl_rl.runs import find_checkpoint, read_config
+from ctrl_rl.run_folder import find_checkpoint, read_config
 from ctrl_rl.spec import Discrete, EnvSpec
 from offline.datasets import file_sha256
 from offline.episodes import Episodes, concatenate, digest

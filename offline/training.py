@@ -30,7 +30,8 @@ from ctrl_rl import distributed
 from ctrl_rl.checkpoints import replacing, save_checkpoint, write_text
 from ctrl_rl.compiled import Diverged
 from ctrl_rl.policy import Policy
-from ctrl_rl.runs import BEST_KEY, Recorded, Run
+from ctrl_rl.run_folder import BEST_KEY
+from ctrl_rl.runs import Recorded, Run
 from ctrl_rl.spec import Discrete, EnvSpec
 from offline.collapse import Watch
 from offline.networks import stream

@@ -25,7 +25,7 @@ from ctrl_rl.checkpoints import load_checkpoint
 from ctrl_rl.commands.train import rebuild
 from ctrl_rl.making import make
 from ctrl_rl.policy import OnnxPolicy, Policy, PolicyModule, load_policy
-from ctrl_rl.runs import find_checkpoint, read_config
+from ctrl_rl.run_folder import find_checkpoint, read_config
 from sim2real.card import TOLERANCE, Card, action_difference
 from sim2real.runtime import Network
 

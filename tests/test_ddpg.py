@@ -14,7 +14,8 @@ from test_ppo import Blind, differing, slope
 import ctrl_rl
 from ctrl_rl import aro_ddpg, ddpg
 from ctrl_rl.policy import Policy
-from ctrl_rl.runs import Run, read_metrics
+from ctrl_rl.run_folder import read_metrics
+from ctrl_rl.runs import Run
 from ctrl_rl.spec import ActionDim, Discrete
 
 

@@ -18,7 +18,7 @@ from recordings import family_arrays, write_hdf5
 
 from ctrl_rl import cli, registry, workers
 from ctrl_rl.checkpoints import load_checkpoint
-from ctrl_rl.runs import read_metrics
+from ctrl_rl.run_folder import read_metrics
 from offline import benchmark, d4rl, results, training
 from offline.commands import bench, train
 from offline.registry import ALGOS, COMMANDS

@@ -15,7 +15,7 @@ from ctrl_rl.checkpoints import load_checkpoint, save_checkpoint
 from ctrl_rl.commands.list import List
 from ctrl_rl.commands.list import main as list_main
 from ctrl_rl.policy import Policy, load_policy
-from ctrl_rl.runs import read_config, read_metrics
+from ctrl_rl.run_folder import read_config, read_metrics
 from offline import d4rl, minari, online, playing, training
 from offline.commands import online as online_command
 from offline.commands import train

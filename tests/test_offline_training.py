@@ -15,7 +15,8 @@ from ctrl_rl.compiled import Diverged, MinibatchStep
 from ctrl_rl.networks import MLP, QEnsemble
 from ctrl_rl.policy import load_policy
 from ctrl_rl.report import write_report
-from ctrl_rl.runs import Run, find_checkpoint, read_config, read_metrics
+from ctrl_rl.run_folder import find_checkpoint, read_config, read_metrics
+from ctrl_rl.runs import Run
 from offline import training
 from offline.networks import StackedMLP, StackedQ, normal, stream, uniform
 from offline.td3_bc import TD3BC, TD3BCConfig

@@ -10,9 +10,10 @@ from probes import FollowSignal, LastStepReward
 from recorded import episodes, same
 
 from ctrl_rl.buffers import ReplayBuffer
-from ctrl_rl.checkpoints import load_checkpoint
+from ctrl_rl.checkpoints import load_checkpoint, save_checkpoint
 from ctrl_rl.compiled import Diverged
-from ctrl_rl.runs import Run, read_metrics
+from ctrl_rl.run_folder import read_metrics
+from ctrl_rl.runs import Run
 from offline import collapse, d4rl, minari, online, training
 from offline.awac import AWAC, AWACConfig
 from offline.bc import BC, BCConfig
@@ -234,6 +235,13 @@ def test_a_folder_that_has_changed_is_not_gone_on_with(tmp_path, our_names):
                 "--run-dir", str(tmp_path / "r")])  # fmt: skip
     saved, _ = train.read_saved(tmp_path / "r")
     command.restore(tmp_path / "r", saved, 10)
+    last = tmp_path / "r/checkpoints/last.pt"
+    whole, content = last.read_bytes(), load_checkpoint(last)
+    del content["learner"]["state"]["critic"]
+    save_checkpoint(last, {k: v for k, v in content.items() if k != "format"})
+    with pytest.raises(ValueError, match="last.pt does not fit: its learner lacks critic$"):
+        command.restore(tmp_path / "r", saved, 10)
+    last.write_bytes(whole)
     with h5py.File(path / "data" / "main_data.hdf5", "r+") as file:
         file["episode_0/actions"][0] = 0.5
     with pytest.raises(ValueError, match="not the data that"):

@@ -250,7 +250,7 @@ def test_a_narrower_execute_policy_is_said_in_the_log_and_the_record(tmp_path, c
 
 
 def por_record(folder):
-    from ctrl_rl.runs import read_config
+    from ctrl_rl.run_folder import read_config
 
     return read_config(folder)["data"]
 

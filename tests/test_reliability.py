@@ -12,7 +12,7 @@ from kill_server import Server
 from test_runs import contents, same, without_config
 
 import ctrl_rl
-from ctrl_rl import cli, registry, runs
+from ctrl_rl import cli, registry, run_folder
 from ctrl_rl.checkpoints import load_checkpoint, save_checkpoint
 from ctrl_rl.compiled import MinibatchStep
 from ctrl_rl.runs import Run
@@ -71,7 +71,7 @@ def train(server, folder, algo, kill=None) -> dict:
 
 
 def figures(folder) -> list[dict]:
-    rows = runs.read_metrics(folder)
+    rows = run_folder.read_metrics(folder)
     return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
 
 
@@ -83,7 +83,7 @@ def names(folder) -> list[str]:
 
 def compare(folder, whole) -> None:
     """A run that was killed has what one that was not has."""
-    a, b = (runs.read_config(f) for f in (folder, whole))
+    a, b = (run_folder.read_config(f) for f in (folder, whole))
     assert a == b
     assert names(folder) == names(whole)
     assert figures(folder) == figures(whole)
@@ -165,7 +165,7 @@ def test_divergence_leaves_the_last_good_checkpoint(algo, tmp_path, short_rows, 
     assert len(values) > 10 and all(x.isfinite().all() for x in values)
     # As if nothing had happened: the poison was outside.
     assert cli.main(["train", "--resume", str(folder)]) == 0
-    assert runs.read_metrics(folder)[-1]["step"] == int(OWN[algo][1])
+    assert run_folder.read_metrics(folder)[-1]["step"] == int(OWN[algo][1])
 
 
 def leaves(value):

@@ -16,11 +16,12 @@ import torch
 from probes import Probe
 
 import ctrl_rl
-from ctrl_rl import checkpoints, cli, ppo, runs
+from ctrl_rl import checkpoints, cli, ppo, run_folder, runs
 from ctrl_rl.checkpoints import load_checkpoint, plain, save_checkpoint
 from ctrl_rl.commands import train
 from ctrl_rl.provenance import provenance
-from ctrl_rl.runs import Run, read_metrics
+from ctrl_rl.run_folder import read_metrics
+from ctrl_rl.runs import Run
 
 TRAIN = (
     "Pendulum-v0 --num-envs 4 --algo.num-steps 16 --algo.hidden 8 --algo.num-minibatches 2"
@@ -372,9 +373,9 @@ def test_best_is_the_best_evaluation_and_is_remembered_over_a_resume(tmp_path, e
     run.save(40, section(2.5), STATE, STATE)
     run.close()
     assert load_checkpoint(best)["step"] == 20
-    assert load_checkpoint(runs.find_checkpoint(folder, "30"))["step"] == 30
+    assert load_checkpoint(run_folder.find_checkpoint(folder, "30"))["step"] == 30
     with pytest.raises(ValueError, match="no checkpoint '31'; there are best, last, 10, 20, 30"):
-        runs.find_checkpoint(folder, "31")
+        run_folder.find_checkpoint(folder, "31")
 
 
 REPLAY = {"obs": torch.arange(1000.0)}
@@ -399,7 +400,7 @@ def test_replay_is_saved_beside_the_checkpoint_that_names_it(tmp_path, env):
     same(saved["replay"], {"obs": REPLAY["obs"] + 20})
     run.close()
     with pytest.raises(ValueError, match="there are last, 10, 20$"):
-        runs.find_checkpoint(tmp_path / "r", "30")
+        run_folder.find_checkpoint(tmp_path / "r", "30")
 
 
 def test_a_kill_while_the_replay_is_saved_leaves_the_one_before(tmp_path, env, monkeypatch):
@@ -600,7 +601,7 @@ def test_resume_keeps_its_settings_but_may_be_longer(tmp_path):
             train.main(["--resume", str(folder), *words])
     last, rows = trained(folder, "--resume", str(folder), "--total-steps", "256")
     assert last["step"] == 256 and rows[-1]["step"] == 256
-    config = runs.read_config(folder)
+    config = run_folder.read_config(folder)
     assert config["algo_config"]["total_steps"] == config["run"]["total_steps"] == 256
     with pytest.raises(ValueError, match="is a run of Pendulum-v0, not of CartPole-SwingUp-v0"):
         train.main(["CartPole-SwingUp-v0", "--resume", str(folder)])
@@ -783,6 +784,9 @@ def test_a_replay_file_without_a_replay_is_one_line(tmp_path, env):
     replayed(tmp_path / "r", env, 10)
     save_checkpoint(tmp_path / "r/checkpoints/replay-10.pt", {"step": 10})
     with pytest.raises(ValueError, match="replay-10.pt is damaged: it holds no replay.*--init"):
+        Run(tmp_path / "r", resume=True, console=False)
+    save_checkpoint(tmp_path / "r/checkpoints/replay-10.pt", {"step": 7, "replay": REPLAY})
+    with pytest.raises(ValueError, match="replay-10.pt is of step 7, last.pt of 10; .*--init"):
         Run(tmp_path / "r", resume=True, console=False)
 
 

@@ -17,7 +17,7 @@ from ctrl_rl import cli, evaluation, workers
 from ctrl_rl.checkpoints import load_checkpoint, save_checkpoint
 from ctrl_rl.commands import sweep, train
 from ctrl_rl.commands.sweep import Sweep, plan_cells
-from ctrl_rl.runs import read_metrics
+from ctrl_rl.run_folder import read_metrics
 
 SMALL = {
     "total-steps": "256",

@@ -56,7 +56,7 @@ def main(args: Eval) -> dict:
     from ctrl_rl.making import make
     from ctrl_rl.policy import load_policy
     from ctrl_rl.report import add_evaluation, write_report
-    from ctrl_rl.runs import find_checkpoint
+    from ctrl_rl.run_folder import find_checkpoint
 
     policy = load_policy(args.policy, args.checkpoint)
     task = args.task or policy.spec.task
@@ -108,7 +108,7 @@ def task_config(path: Path, policy, task_class, task: str):
         task: its id.
     """
     from ctrl_rl.commands.train import rebuild
-    from ctrl_rl.runs import read_config
+    from ctrl_rl.run_folder import read_config
 
     if task != policy.spec.task:
         return task_class.Config()

@@ -23,7 +23,7 @@ class Plot:
 def main(args: Plot) -> dict:
     """Draw, and print the figures at the last step."""
     from ctrl_rl import curves
-    from ctrl_rl.runs import read_config
+    from ctrl_rl.run_folder import read_config
 
     if not args.runs:
         raise ValueError("plot needs at least one run folder")

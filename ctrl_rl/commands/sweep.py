@@ -225,7 +225,7 @@ def finished(cell: Cell) -> bool:
 def last_figures(cell: Cell) -> dict[str, float] | None:
     """The last evaluation of a finished run, {metric: figure}; None for one that is not."""
     from ctrl_rl.checkpoints import load_checkpoint
-    from ctrl_rl.runs import read_metrics
+    from ctrl_rl.run_folder import read_metrics
 
     rows = read_metrics(cell.folder)
     if not rows or rows[-1]["step"] < cell.total_steps:

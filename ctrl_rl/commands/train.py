@@ -182,7 +182,7 @@ def finish(plan: Plan, run, judge: Judge) -> dict:
     """Evaluation file, video and report of what was trained; the object for `--json`."""
     from ctrl_rl.policy import load_policy
     from ctrl_rl.report import add_evaluation, read_evaluations, write_report
-    from ctrl_rl.runs import read_config
+    from ctrl_rl.run_folder import read_config
 
     step = run.rows[-1]["step"] if run.rows else 0
     evaluated = read_evaluations(plan.folder).get("randomised", {}).get("env_steps") == step
@@ -245,7 +245,7 @@ def read_plan(argv: list[str]) -> Plan:
     algo = take(argv, "--algo")
     saved, where = None, Path()
     if resume is not None:
-        from ctrl_rl.runs import read_config
+        from ctrl_rl.run_folder import read_config
 
         where = Path(resume) / "config.json"
         saved = read_config(Path(resume))

@@ -68,7 +68,8 @@ def main(argv: list[str]) -> dict:
 
     torch.set_num_threads(args.torch_threads)
     from ctrl_rl.making import make
-    from ctrl_rl.runs import BEST_KEY, Run
+    from ctrl_rl.run_folder import BEST_KEY
+    from ctrl_rl.runs import Run
     from offline.online import go_on
     from offline.playing import Judge
 
@@ -114,6 +115,7 @@ def restore(folder: Path, saved: dict, more: int) -> tuple[Any, Any]:
 
     from ctrl_rl.checkpoints import load_checkpoint
     from ctrl_rl.commands.train import rebuild
+    from ctrl_rl.runs import check_like
     from ctrl_rl.spec import EnvSpec
     from offline import datasets
     from offline.online import longer
@@ -135,5 +137,9 @@ def restore(folder: Path, saved: dict, more: int) -> tuple[Any, Any]:
     learner = learner_cls(config, data, spec, tuple(saved["run"]["seeds"]))
     checkpoint = folder / "checkpoints" / "last.pt"
     content = load_checkpoint(checkpoint, {"step": int, "learner": dict})
-    learner.load_state_dict(content["learner"]["state"])
+    try:
+        check_like(content["learner"].get("state"), learner.state_dict(), "learner")
+        learner.load_state_dict(content["learner"]["state"])
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(f"{checkpoint} does not fit: {' '.join(str(error).split())}") from None
     return data, learner

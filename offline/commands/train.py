@@ -160,7 +160,7 @@ def facts(report: dict) -> list[str]:
 
 def finish(plan: Plan, run, judge) -> dict:
     """Print the last evaluation; the object for `--json`."""
-    from ctrl_rl.runs import BEST_KEY, read_config
+    from ctrl_rl.run_folder import BEST_KEY, read_config
     from offline import scores
 
     last = run.rows[-1] if run.rows else {}
@@ -270,7 +270,7 @@ def read_saved(folder: Path) -> tuple[dict, Path]:
         ValueError: no run, one of another kind, or one seed of a job.
     """
     from ctrl_rl.checkpoints import check_kinds
-    from ctrl_rl.runs import read_config
+    from ctrl_rl.run_folder import read_config
 
     saved, where = read_config(folder), folder / "config.json"
     if "data" not in saved:
