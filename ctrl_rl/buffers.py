@@ -287,6 +287,10 @@ class ReplayBuffer:
         self._kept_count = count
 
 
+WARMUP = "0 or more and below total_steps, or nothing would be learnt"
+"""What every off-policy learner wants of its `warmup_steps`."""
+
+
 def updates_due(before: int, after: int, warmup_steps: int, updates_per_step: float) -> int:
     """Gradient steps to take between two counts of env steps, whatever the number of environments.
 

@@ -66,8 +66,9 @@ def main(argv: list[str] | None = None) -> int:
         about = "ctrl-rl" + (f" {argv[0]}" if argv[0] in registry.names("commands") else "")
         text = " ".join(str(error).split()) or type(error).__name__
         ours = isinstance(error, (ValueError, OSError))
-        where = "" if ours else f"{type(error).__name__}: "
-        hint = "" if isinstance(error, ValueError) else " (--debug shows where)"
+        plain = isinstance(error, (ValueError, FloatingPointError))  # of which divergence is one
+        where = "" if ours or plain else f"{type(error).__name__}: "
+        hint = "" if plain else " (--debug shows where)"
         print(f"{about}: {where}{text}{hint}", file=sys.stderr)
         return 2 if ours else 1
 

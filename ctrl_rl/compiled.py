@@ -17,11 +17,11 @@ Reading order: `Objective` -> `MinibatchStep` -> `pays` -> the compiler's cache.
 """
 
 import os
-import shutil
 import sys
 import warnings
 from collections.abc import Callable
 from copy import deepcopy
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -45,8 +45,22 @@ Adapt = Callable[[Tensor, Tensor], Tensor]
 """`adapt(learning_rate (), stats (K,)) -> learning_rate ()`, before each step."""
 
 
-class Diverged(RuntimeError):
-    """Loss or gradient is not a finite number."""
+class Diverged(FloatingPointError):
+    """A loss or gradient is not a finite number, or a critic's values are beyond all rewards."""
+
+
+def diverged(step: int, reason: object, unit: str = "step") -> Diverged:
+    """What stops a run, in one line: when and why.
+
+    Args:
+        step: at the row that is logged next.
+        reason: figure and value.
+        unit: what is counted.
+    """
+    return Diverged(
+        f"training diverged before {unit} {step:,}: {reason}; the last checkpoint is kept. "
+        "A smaller learning rate or rewards of smaller size may help"
+    )
 
 
 class MinibatchStep:
@@ -246,15 +260,18 @@ class MinibatchStep:
 
         In a group of processes all compile or none does: their bits would differ.
         """
-        reason = "on another rank"
+        reason, mark = "on another rank", None
         for attempt in (1, 2):
             try:
                 self._build(batch)
                 break
             except Exception as error:  # the compiler raises many kinds for many causes
                 reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-                if attempt == 2 or not _clear_cache():
-                    break
+                if attempt == 1 and (mark := _retire_cache()):
+                    continue
+                if mark:  # an empty cache does not help: the old one was well
+                    mark.unlink(missing_ok=True)
+                break
         if distributed.any_rank(self._graphs is None):
             self._graphs, self.compiled = None, False
             warnings.warn(f"compilation failed, going on in eager mode: {reason}", stacklevel=3)
@@ -366,6 +383,10 @@ def pays(num_updates: int, batch_size: int, hidden: tuple[int, ...]) -> bool:
     return num_updates * saved > 2 * 16.0
 
 
+RETIRED = "retired"
+"""A file that marks a cache with broken files."""
+
+
 def cache_folder() -> Path:
     """Where compiled graphs are kept between runs, unless TORCHINDUCTOR_CACHE_DIR says otherwise.
 
@@ -377,7 +398,8 @@ def cache_folder() -> Path:
         base = Path.home() / "Library" / "Caches"
     else:
         base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    return base / "ctrl-rl" / f"torch-{torch.__version__}"
+    folders = (base / "ctrl-rl" / f"torch-{torch.__version__}-{n}" for n in count(1))
+    return next(folder for folder in folders if not (folder / RETIRED).exists())
 
 
 def _use_cache() -> None:
@@ -389,10 +411,19 @@ def _use_cache() -> None:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_folder())
 
 
-def _clear_cache() -> bool:
-    """Empty the cache, in which a killed process leaves broken files; False if it is not ours."""
+def _retire_cache() -> Path | None:
+    """Give up a cache in which a killed process left broken files: the next one is used.
+
+    Nothing is removed, as other processes may compile there now.
+
+    Returns:
+        The mark that it was given up; None, and nothing is done, if the cache is not ours.
+    """
     folder = os.environ["TORCHINDUCTOR_CACHE_DIR"]
     if folder != str(cache_folder()):
-        return False
-    shutil.rmtree(folder, ignore_errors=True)
-    return True
+        return None
+    mark = Path(folder) / RETIRED
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.touch()
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_folder())
+    return mark

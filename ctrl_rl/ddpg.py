@@ -38,8 +38,8 @@ import torch
 from torch import Tensor
 
 from ctrl_rl import distributed
-from ctrl_rl.buffers import Batch, ReplayBuffer, updates_due
-from ctrl_rl.compiled import Diverged, MinibatchStep, pays
+from ctrl_rl.buffers import WARMUP, Batch, ReplayBuffer, updates_due
+from ctrl_rl.compiled import Diverged, MinibatchStep, diverged, pays
 from ctrl_rl.env import Obs, VecEnv
 from ctrl_rl.networks import ACTIVATIONS, DeterministicActor, QEnsemble, action_bounds
 from ctrl_rl.policy import Policy
@@ -56,6 +56,7 @@ METRICS: dict[str, str] = {
     "rollout/episode_return": "mean return of the episodes that ended since the last row",
     "rollout/episode_length": "mean length of the same episodes [steps]",
     "rollout/terminated": "share of the same episodes that ended by termination",
+    "rollout/largest_reward": "largest size of a reward since the last row [reward]",
     "rollout/faults": "worlds that left the numbers and were reset",
     "reward/<term>": "mean of a weighted reward term per step",
     "task/<metric>": "mean of a figure of the task per step",
@@ -114,7 +115,7 @@ class DDPGConfig:
         checks = [(name, getattr(self, name) >= 1, "at least 1") for name in at_least_one]
         checks += [(name, 0 < getattr(self, name) < math.inf, "positive") for name in positive]
         checks += [
-            ("warmup_steps", self.warmup_steps >= 0, "0 or more"),
+            ("warmup_steps", 0 <= self.warmup_steps < self.total_steps, WARMUP),
             ("gamma", 0 <= self.gamma <= 1, "in 0..1"),
             ("polyak", 0 < self.polyak <= 1, "above 0 and at most 1"),
             ("ou_theta", 0 < self.ou_theta <= 1, "above 0 and at most 1"),
@@ -378,10 +379,7 @@ def train(
             try:
                 metrics |= ddpg.figures(stats)
             except Diverged as error:
-                raise Diverged(
-                    f"training diverged before step {step}: {error}; the last checkpoint is kept. "
-                    "Smaller learning rates or rewards of smaller size may help"
-                ) from None
+                raise diverged(step, error) from None
             metrics["time/updates_per_s"] = len(stats) / update_s
         wall_s = time.perf_counter() - began
         metrics["time/collect_s"], metrics["time/update_s"] = wall_s - update_s, update_s

@@ -196,6 +196,15 @@ def total(x: Tensor) -> Tensor:
     return x
 
 
+def largest(x: Tensor) -> Tensor:
+    """Elementwise the largest of the ranks' tensors."""
+    if world_size() == 1:
+        return x
+    x = x.detach().clone()
+    _collective(dist.all_reduce, x, dist.ReduceOp.MAX)
+    return x
+
+
 def mean(x: Tensor) -> Tensor:
     """Mean over the ranks, of a figure to which each contributes equally many samples."""
     return total(x) / world_size()

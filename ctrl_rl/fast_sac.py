@@ -50,8 +50,8 @@ import torch
 from torch import Tensor, nn
 
 from ctrl_rl import distributed
-from ctrl_rl.buffers import Batch, ReplayBuffer, updates_due
-from ctrl_rl.compiled import Diverged, MinibatchStep, pays
+from ctrl_rl.buffers import WARMUP, Batch, ReplayBuffer, updates_due
+from ctrl_rl.compiled import Diverged, MinibatchStep, diverged, pays
 from ctrl_rl.distributions import SquashedGaussian, project, unit_scaled
 from ctrl_rl.env import Obs, Step, VecEnv
 from ctrl_rl.networks import ACTIVATIONS, MLP, EnsembleMLP, action_bounds
@@ -73,6 +73,7 @@ METRICS: dict[str, str] = {
     "rollout/episode_return": "mean return of the episodes that ended since the last row",
     "rollout/episode_length": "mean length of the same episodes [steps]",
     "rollout/terminated": "share of the same episodes that ended by termination",
+    "rollout/largest_reward": "largest size of a reward since the last row [reward]",
     "rollout/faults": "worlds that left the numbers and were reset",
     "reward/<term>": "mean of a weighted reward term per step",
     "task/<metric>": "mean of a figure of the task per step",
@@ -153,7 +154,7 @@ class FastSACConfig:
             for n in ("hidden", "critic_hidden")
         ]
         checks += [
-            ("warmup_steps", self.warmup_steps >= 0, "0 or more"),
+            ("warmup_steps", 0 <= self.warmup_steps < self.total_steps, WARMUP),
             ("gamma", 0 <= self.gamma <= 1, "in 0..1"),
             ("polyak", 0 < self.polyak <= 1, "above 0 and at most 1"),
             ("num_atoms", self.num_atoms >= 2, "at least 2"),
@@ -546,10 +547,7 @@ def train(
             try:
                 metrics |= learner.figures(stats) | {"loss/learning_rate": learning_rate}
             except Diverged as error:
-                raise Diverged(
-                    f"training diverged before step {step}: {error}; the last checkpoint is kept. "
-                    "A smaller learning rate may help"
-                ) from None
+                raise diverged(step, error) from None
             metrics["time/updates_per_s"] = len(stats) / update_s
         wall_s = time.perf_counter() - began
         metrics["time/collect_s"], metrics["time/update_s"] = wall_s - update_s, update_s

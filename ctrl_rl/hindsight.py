@@ -38,6 +38,8 @@ class Hindsight:
     def __init__(self, replay: ReplayBuffer, env: VecEnv, num_goals: int) -> None:
         goal_groups(env.spec)
         self.replay, self.num_goals, self.spec = replay, num_goals, env.spec
+        self.largest_reward = 0.0
+        """Largest |reward| of a relabelled transition so far."""
         self.env: GoalEnv = env  # pyright: ignore[reportAttributeAccessIssue]
 
     def sample(
@@ -54,6 +56,7 @@ class Hindsight:
         later = (index[rows] + ahead.long() * replay.num_envs) % replay.reward.numel()
         goal = replay.gather(later).next_obs["achieved"]
         reward, terminated = self.env.reward_for(batch.next_obs["achieved"][rows], goal)
+        self.largest_reward = max(self.largest_reward, float(reward.abs().max()))
         batch.reward[rows] = reward
         batch.discount[rows] = torch.where(terminated, 0.0, gamma)
         for obs in (batch.obs, batch.next_obs):

@@ -38,8 +38,8 @@ from functools import partial, reduce
 import torch
 from torch import Tensor, nn
 
-from ctrl_rl import distributed, ppo
-from ctrl_rl.compiled import Diverged, MinibatchStep, pays
+from ctrl_rl import distributed, explosion, ppo
+from ctrl_rl.compiled import Diverged, MinibatchStep, diverged, pays
 from ctrl_rl.env import Obs, VecEnv
 from ctrl_rl.networks import MLP, PolicyHead
 from ctrl_rl.normalize import Normalizer
@@ -337,7 +337,8 @@ class MultiCriticPPO:
         episodes, self.unfinished = episode_figures(
             self.unfinished, rollout.reward, rollout.terminated, rollout.ended
         )
-        return metrics | episodes
+        largest = max(reward.abs().max().item() for reward in rewards)
+        return metrics | episodes | {explosion.REWARD: largest}
 
     def policy_section(self) -> dict:
         """The policy alone, as `ctrl_rl.policy.Policy.from_section` reads it."""
@@ -448,10 +449,7 @@ def train(
         try:
             metrics |= learner.update(rollout)
         except Diverged as error:
-            raise Diverged(
-                f"training diverged at step {step}: {error}; the last checkpoint is kept. "
-                "A smaller learning rate or rewards of smaller size may help"
-            ) from None
+            raise diverged(step, error) from None
         updated = time.perf_counter()
         metrics["time/collect_s"] = collected - began
         metrics["time/update_s"] = updated - collected

@@ -47,7 +47,7 @@ import torch
 from torch import Tensor, nn
 
 from ctrl_rl import distributed
-from ctrl_rl.compiled import Diverged, MinibatchStep, pays
+from ctrl_rl.compiled import Diverged, MinibatchStep, diverged, pays
 from ctrl_rl.env import Obs, VecEnv
 from ctrl_rl.networks import ACTIVATIONS, MLP, PolicyHead
 from ctrl_rl.normalize import Normalizer
@@ -70,6 +70,7 @@ METRICS: dict[str, str] = {
     "rollout/episode_return": "mean return of the episodes that ended in the iteration",
     "rollout/episode_length": "mean length of the same episodes [steps]",
     "rollout/terminated": "share of the same episodes that ended by termination",
+    "rollout/largest_reward": "largest size of a reward since the last row [reward]",
     "rollout/faults": "worlds that left the numbers and were reset",
     "reward/<term>": "mean of a weighted reward term per step",
     "task/<metric>": "mean of a figure of the task per step",
@@ -482,10 +483,7 @@ def train(
         try:
             metrics |= ppo.update(rollout)
         except Diverged as error:
-            raise Diverged(
-                f"training diverged at step {step}: {error}; the last checkpoint is kept. "
-                "A smaller learning rate or rewards of smaller size may help"
-            ) from None
+            raise diverged(step, error) from None
         updated = time.perf_counter()
         metrics["time/collect_s"] = collected - began
         metrics["time/update_s"] = updated - collected

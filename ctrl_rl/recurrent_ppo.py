@@ -40,7 +40,7 @@ import torch
 from torch import Tensor, nn
 
 from ctrl_rl import distributed, ppo
-from ctrl_rl.compiled import Diverged, MinibatchStep
+from ctrl_rl.compiled import Diverged, MinibatchStep, diverged
 from ctrl_rl.env import Obs, VecEnv
 from ctrl_rl.memory import CELLS, Pieces, RecurrentNet, forget
 from ctrl_rl.networks import PolicyHead
@@ -395,10 +395,7 @@ def train(
         try:
             metrics |= learner.update(rollout)
         except Diverged as error:
-            raise Diverged(
-                f"training diverged at step {step}: {error}; the last checkpoint is kept. "
-                "A smaller learning rate or rewards of smaller size may help"
-            ) from None
+            raise diverged(step, error) from None
         updated = time.perf_counter()
         metrics["time/collect_s"] = collected - began
         metrics["time/update_s"] = updated - collected

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ctrl_rl import distributed
+from ctrl_rl import distributed, explosion
 from ctrl_rl.env import Fault, Obs, Step, VecEnv
 from ctrl_rl.returns import episode_sums
 
@@ -135,15 +135,17 @@ def episode_figures(
         ended: (T, N) bool.
 
     Returns:
-        Figures, none if no episode ended; and `unfinished` after the last step.
+        Figures, of rewards alone if no episode ended; and `unfinished` after the last step.
     """
+    size = distributed.largest(reward.abs().max().double()).item()
+    figures = {explosion.REWARD: size}
     episodes, unfinished = episode_sums(unfinished, reward, ended)
     counts = torch.stack([ended.sum(), terminated.sum()]).to(episodes)
     sums = distributed.total(torch.cat([episodes.sum(1), counts]))
     returns, lengths, count, terminations = sums.tolist()
     if not count:
-        return {}, unfinished
-    figures = {
+        return figures, unfinished
+    figures |= {
         "rollout/episode_return": returns / count,
         "rollout/episode_length": lengths / count,
         "rollout/terminated": terminations / count,

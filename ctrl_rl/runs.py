@@ -40,7 +40,9 @@ from ctrl_rl.checkpoints import (
     save_checkpoint,
     write_text,
 )
+from ctrl_rl.compiled import diverged
 from ctrl_rl.env import Fault
+from ctrl_rl.explosion import REWARD, explosion, value_bound
 from ctrl_rl.progress import Progress
 from ctrl_rl.provenance import provenance
 from ctrl_rl.run_folder import BEST_KEY, find_checkpoint, parse_config, read_config, read_metrics
@@ -124,6 +126,7 @@ class Run:
         self.faults: dict[str, tuple[int, int]] = {}
         self.metrics: dict[str, str] = {}
         self.total_steps = 0
+        self._gamma: float | None = None
         self.settings = settings or {}
         self._every = {"eval": eval_every, "checkpoint": checkpoint_every}
         self._last_due: dict[str, int] = {"eval": 0, "checkpoint": 0}
@@ -205,7 +208,7 @@ class Run:
             re.compile(re.sub(r"<\w+>", "[^/]+", re.sub(r"([.+*?^$()])", r"\\\1", k)))
             for k in metrics
         ]
-        self.total_steps = config.total_steps
+        self.total_steps, self._gamma = config.total_steps, getattr(config, "gamma", None)
         if isinstance(env, Recorded):
             self._unit, self._command = "updates", "ctrl-rl offline train"
         kept = read_config(self._place)["run"] if self._resume and self._place else {}
@@ -296,6 +299,8 @@ class Run:
         """Add figures at an env step; a second call at the same step adds to the row.
 
         Raises:
+            Diverged: the figures show a critic that exploded, see `ctrl_rl.explosion`; the row is
+                kept.
             KeyError: a key that was not declared.
         """
         for key in metrics:
@@ -312,6 +317,9 @@ class Run:
                 self._tensorboard.add_scalar(key, value, step)
         if self._console:
             self._console.show(step, self.rows[-1])
+        if REWARD in figures:
+            if what := explosion(figures, value_bound(self.rows, self._gamma)):
+                raise diverged(step, what)
 
     def report_fault(self, step: int, fault: Fault) -> None:
         """Name a fault; one of the same cause as an earlier one is counted, not said again.

@@ -40,9 +40,10 @@ import torch
 from torch import Tensor
 
 from ctrl_rl import distributed
-from ctrl_rl.buffers import Batch, ReplayBuffer, updates_due
-from ctrl_rl.compiled import Diverged, MinibatchStep, pays
+from ctrl_rl.buffers import WARMUP, Batch, ReplayBuffer, updates_due
+from ctrl_rl.compiled import Diverged, MinibatchStep, diverged, pays
 from ctrl_rl.env import Obs, VecEnv
+from ctrl_rl.explosion import REWARD
 from ctrl_rl.hindsight import Hindsight, goal_groups
 from ctrl_rl.networks import ACTIVATIONS, DeterministicActor, QEnsemble, action_bounds
 from ctrl_rl.policy import Policy
@@ -58,6 +59,7 @@ METRICS: dict[str, str] = {
     "rollout/episode_return": "mean return of the episodes that ended since the last row",
     "rollout/episode_length": "mean length of the same episodes [steps]",
     "rollout/terminated": "share of the same episodes that ended by termination",
+    "rollout/largest_reward": "largest size of a reward since the last row [reward]",
     "rollout/faults": "worlds that left the numbers and were reset",
     "reward/<term>": "mean of a weighted reward term per step",
     "task/<metric>": "mean of a figure of the task per step",
@@ -116,12 +118,12 @@ class TD3Config:
     def __post_init__(self) -> None:
         at_least_one = ("total_steps", "buffer_size", "batch_size", "policy_delay")
         positive = ("updates_per_step", "learning_rate")
-        not_negative = ("warmup_steps", "exploration_noise", "target_noise", "noise_clip")
-        not_negative += ("hindsight",)
+        not_negative = ("exploration_noise", "target_noise", "noise_clip", "hindsight")
         checks = [(name, getattr(self, name) >= 1, "at least 1") for name in at_least_one]
         checks += [(name, 0 < getattr(self, name) < math.inf, "positive") for name in positive]
         checks += [(n, 0 <= getattr(self, n) < math.inf, "0 or more") for n in not_negative]
         checks += [
+            ("warmup_steps", 0 <= self.warmup_steps < self.total_steps, WARMUP),
             ("gamma", 0 <= self.gamma <= 1, "in 0..1"),
             ("polyak", 0 < self.polyak <= 1, "above 0 and at most 1"),
             ("hidden", bool(self.hidden) and min(self.hidden) >= 1, "positive widths"),
@@ -400,14 +402,13 @@ def train(
             run.report_fault(at, fault)
         size = int(distributed.total(torch.tensor(len(replay))))
         metrics = {**td3.tally.flush(), "replay/size": size}
+        if hindsight:
+            metrics[REWARD] = max(metrics[REWARD], hindsight.largest_reward)
         if stats:
             try:
                 metrics |= td3.figures(stats)
             except Diverged as error:
-                raise Diverged(
-                    f"training diverged before step {step}: {error}; the last checkpoint is kept. "
-                    "A smaller learning rate or rewards of smaller size may help"
-                ) from None
+                raise diverged(step, error) from None
             metrics["time/updates_per_s"] = len(stats) / update_s
         wall_s = time.perf_counter() - began
         metrics["time/collect_s"], metrics["time/update_s"] = wall_s - update_s, update_s

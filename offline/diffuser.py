@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from ctrl_rl import distributed
-from ctrl_rl.compiled import Diverged, MinibatchStep
+from ctrl_rl.compiled import MinibatchStep, diverged
 from ctrl_rl.networks import action_bounds
 from ctrl_rl.runs import Recorded, Run
 from ctrl_rl.spec import EnvSpec
@@ -315,10 +315,7 @@ def fit(learner: Diffuser, run: Run | None = None) -> Run:
         figures = {name: float(torch.stack(values).mean()) for name, values in found.items()}
         for name, value in figures.items():
             if not math.isfinite(value):
-                raise Diverged(
-                    f"training diverged before update {step}: {name} is {value}; the last "
-                    "checkpoint is kept. A smaller learning rate may help"
-                )
+                raise diverged(step, f"{name} is {value}", "update")
         figures["time/updates_per_s"] = (step - first) / (time.perf_counter() - began)
         run.log(step, figures)
         if run.due("checkpoint", step):

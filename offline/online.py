@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ctrl_rl import distributed
 from ctrl_rl.buffers import ReplayBuffer, updates_due
-from ctrl_rl.compiled import Diverged
+from ctrl_rl.compiled import diverged
 from ctrl_rl.env import VecEnv
 from ctrl_rl.policy import Policy, check_same_shape
 from ctrl_rl.rollout import Tally
@@ -259,8 +259,5 @@ def _figures(learner: Learner, means: Tensor, step: int) -> dict[str, float]:
     found = dict(zip(learner.stats, means.tolist(), strict=True))
     for key, value in found.items():
         if not math.isfinite(value):
-            raise Diverged(
-                f"training diverged before step {step}: {key} is {value}; the last checkpoint is "
-                "kept. A smaller learning rate or rewards of smaller size may help"
-            )
+            raise diverged(step, f"{key} is {value}")
     return found

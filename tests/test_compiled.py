@@ -174,7 +174,11 @@ print("compiled" if step.compiled else "eager")
         library.write_bytes(b"")
     second = run()
     assert second.stdout == "compiled\n", second.stderr
-    assert all(library.stat().st_size for library in cache.rglob("*.so"))
+    assert all(library.exists() for library in libraries)  # another process may use them
+    assert cache_folder() == cache.with_name(cache.name.replace("-1", "-2")) != cache
+    assert any(library.stat().st_size for library in cache_folder().rglob("*.so"))
+    third = run()
+    assert third.stdout == "compiled\n" and len([*cache.parent.iterdir()]) == 2
 
 
 @pytest.mark.parametrize("graphs", [1, 2])
@@ -235,23 +239,23 @@ def test_without_a_compiler_it_goes_on_in_eager_mode(cache, monkeypatch):
 
     monkeypatch.setattr(compiled, "_graph", broken)
     cache.mkdir(parents=True)
+    (cache / "graph").touch()
     module = Pair()
     step = MinibatchStep(module, objective, 1e-2, 0.5, compiled=True)
     with pytest.warns(UserWarning, match="eager mode: RuntimeError: no C\\+\\+ compiler$"):
         step(*data())
     assert len(calls) == 2  # one retry
-    assert not cache.exists()
+    assert cache_folder() == cache and [*cache.iterdir()] == [cache / "graph"]  # it was well
     assert not step.state_dict()["compiled"]
     eager_module = Pair()
     MinibatchStep(eager_module, objective, 1e-2, 0.5)(*data())
     assert torch.equal(weights(module), weights(eager_module))
 
 
-def test_a_cache_that_the_user_chose_is_never_emptied(monkeypatch, tmp_path):
+def test_a_cache_that_the_user_chose_is_left_alone(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    (tmp_path / "file").touch()
-    assert not compiled._clear_cache()
-    assert (tmp_path / "file").exists()
+    assert compiled._retire_cache() is None
+    assert not any(tmp_path.iterdir())
 
 
 def test_cache_lies_in_the_users_folder(cache):

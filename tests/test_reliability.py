@@ -155,15 +155,47 @@ def test_divergence_leaves_the_last_good_checkpoint(algo, tmp_path, short_rows, 
         patch.setattr(MinibatchStep, "__call__", broken_weight)
         assert cli.main([*words(algo), "--run-dir", str(folder)]) == 1
     (line,) = capsys.readouterr().err.strip().splitlines()
-    found = re.search(r"diverged (at|before) step (\d+): (loss|gradient).* (nan|inf)", line)
+    assert line.startswith("ctrl-rl train: training diverged") and "--debug" not in line
+    found = re.search(r"diverged before step (\d+): (loss|gradient).* (nan|inf)", line)
     assert found and "the last checkpoint is kept" in line
     last = load_checkpoint(folder / "checkpoints/last.pt")
-    assert 0 < last["step"] <= 160 < int(found[2]) <= 320
+    assert 0 < last["step"] <= 160 < int(found[1]) <= 320
     values = list(leaves(last))
     if "replay" in last:
         values += leaves(load_checkpoint(folder / "checkpoints" / last["replay"]))
     assert len(values) > 10 and all(x.isfinite().all() for x in values)
     # As if nothing had happened: the poison was outside.
+    assert cli.main(["train", "--resume", str(folder)]) == 0
+    assert run_folder.read_metrics(folder)[-1]["step"] == int(OWN[algo][1])
+
+
+@pytest.mark.parametrize("algo", sorted(OWN.keys() - {"fast_sac"}))  # its atoms bound its values
+def test_an_explosion_of_finite_numbers_stops_the_run(algo, tmp_path, short_rows, capsys):
+    folder = tmp_path / "r"
+    step, sim_step, taken = MinibatchStep.__call__, Pendulum.step, []
+
+    def counted(env, action):
+        taken.extend([env] * 4 if env.num_envs == 4 else [])  # not those of the evaluation
+        return sim_step(env, action)
+
+    def swelling(self, *batch):
+        tempered = "temperature" in " ".join(self._names)  # a larger one raises what is allowed
+        if len(taken) > 160 and not tempered:
+            self._flat.data *= 3.0
+        return step(self, *batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pendulum, "step", counted)
+        patch.setattr(MinibatchStep, "__call__", swelling)
+        assert cli.main([*words(algo), "--run-dir", str(folder)]) == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    found = re.search(
+        r"diverged before step (\d+): (\S+) is \S+, and the rewards so far allow", line
+    )
+    assert found and "the last checkpoint is kept" in line, line
+    row = run_folder.read_metrics(folder)[-1]  # what was wrong can be looked at
+    assert row["step"] == int(found[1]) and math.isfinite(row[found[2]])
+    assert 0 < load_checkpoint(folder / "checkpoints/last.pt")["step"] < row["step"] <= 320
     assert cli.main(["train", "--resume", str(folder)]) == 0
     assert run_folder.read_metrics(folder)[-1]["step"] == int(OWN[algo][1])
 
@@ -277,14 +309,14 @@ def test_a_state_that_does_not_fit_is_one_line(tmp_path, name, change, message):
     saved[name] = change and state | change
     options = {"console": False}
     run = Run(tmp_path / "r", **options)
-    run.start({"loss/a": "a"}, SACConfig(total_steps=10), env, "test")
+    run.start({"loss/a": "a"}, SACConfig(total_steps=10, warmup_steps=0), env, "test")
     run.log(8, {"loss/a": 1.0})
     run.save(8, {"weights": {}}, *saved.values())
     run.log(9, {"loss/a": 1.0})
     run.close()
     before = contents(tmp_path / "r")
     run = Run(tmp_path / "r", resume=True, **options)
-    run.start({"loss/a": "a"}, SACConfig(total_steps=10), env, "test")
+    run.start({"loss/a": "a"}, SACConfig(total_steps=10, warmup_steps=0), env, "test")
     if message is None:
         assert run.resume(**parts) == 8
         assert parts[name].loaded["w"].shape == saved[name]["w"].shape
