@@ -114,8 +114,20 @@ def test_groups_come_from_the_preset_and_flags_change_them():
     check_groups(config.reward_groups, term_names(pendulum()), "Pendulum-v0")
     saved = json.loads(json.dumps(dataclasses.asdict(config)))
     assert rebuild(MultiCriticPPOConfig, saved) == config
-    with pytest.raises(ValueError, match="group-weights.work"):
+    with pytest.raises(ValueError, match="group_weights names work, no group"):
         read_plan([*words, "--algo.group-weights.work", "1"])
+
+
+def test_groups_of_other_names_are_given_by_flags():
+    words = "--algo multi_critic_ppo --algo.reward-groups.upright angle --video-s 0".split()
+    words += "--algo.reward-groups.speed-cost speed --algo.group-weights.speed_cost 0.5".split()
+    config = read_plan(["Pendulum-v0", *words]).algo_config
+    assert config.reward_groups == {
+        "upright": ("angle",),
+        "speed_cost": ("speed",),
+        "effort": ("torque",),
+    }
+    assert config.group_weights == {"effort": 0.1, "speed_cost": 0.5}
 
 
 def test_config_refuses_nonsense():

@@ -298,7 +298,7 @@ def parse_flags(argv, prog, about, algo, flags, algo_config, task_config=None):
     import tyro
 
     own = {f.name for f in dataclasses.fields(flags)}
-    algo_cls = type(algo_config)
+    algo_cls, algo_config = type(algo_config), with_named_keys(algo_config, argv)
     hidden = [
         (
             f.name,
@@ -325,6 +325,23 @@ def parse_flags(argv, prog, about, algo, flags, algo_config, task_config=None):
         frozen=True,
     )
     return cli.parse(whole, argv, prog, description=about)
+
+
+def with_named_keys(config, argv):
+    """Settings whose dictionaries also hold the keys that words `--algo.FIELD.KEY` name.
+
+    tyro gives a flag to each key of a default; a new one begins empty, or as 0.
+    """
+    hints, changed = typing.get_type_hints(type(config)), {}
+    for field in dataclasses.fields(config):
+        if typing.get_origin(hints[field.name]) is dict:
+            start = f"--algo.{field.name}."
+            words = [word.partition("=")[0].replace("-", "_") for word in argv]
+            keys = [w[len(start) :] for w in words if w.startswith(start.replace("-", "_"))]
+            kind = typing.get_args(hints[field.name])[1]
+            new = {key: (typing.get_origin(kind) or kind)() for key in keys}
+            changed[field.name] = new | getattr(config, field.name)
+    return dataclasses.replace(config, **changed)
 
 
 def rebuild(cls, data: dict, where: Path | None = None):
