@@ -448,7 +448,7 @@ def train(
         size = int(distributed.total(torch.tensor(len(replay))))
         metrics = {**sac.tally.flush(), "replay/size": size}
         if hindsight:
-            metrics[REWARD] = max(metrics[REWARD], hindsight.largest_reward)
+            metrics[REWARD] = max(metrics[REWARD], hindsight.largest_reward())
         if stats:
             try:
                 metrics |= sac.figures(stats)

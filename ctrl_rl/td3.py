@@ -403,7 +403,7 @@ def train(
         size = int(distributed.total(torch.tensor(len(replay))))
         metrics = {**td3.tally.flush(), "replay/size": size}
         if hindsight:
-            metrics[REWARD] = max(metrics[REWARD], hindsight.largest_reward)
+            metrics[REWARD] = max(metrics[REWARD], hindsight.largest_reward())
         if stats:
             try:
                 metrics |= td3.figures(stats)

@@ -142,6 +142,15 @@ def test_a_step_that_terminated_goes_on_under_a_goal_that_it_did_not_reach():
     assert (batch.discount[:800] == GAMMA).all() and (batch.discount[800:] == 0).any()
 
 
+def test_the_largest_reward_is_that_of_relabelled_transitions():
+    stream, replay = filled(12)
+    hindsight = Hindsight(replay, stream, 4)
+    assert hindsight.largest_reward() == 0
+    batch = hindsight.sample(100)
+    assert hindsight.largest_reward() == float(batch.reward[:80].abs().max()) > 0
+    assert hindsight.largest_reward() == 0
+
+
 def test_sampling_does_not_change_the_replay():
     stream, replay = filled(30)
     before = {name: x.clone() for name, x in replay.state_dict()["grids"].items()}
