@@ -375,7 +375,7 @@ def test_warm_start_begins_with_an_empty_memory():
     assert differing(a["networks"], b["networks"]) == []
     assert not b["actor_state"].any() and a["actor_state"].any()
     with pytest.raises(ValueError, match="other networks"):
-        learner(env, small(cell="lstm")).warm_start(ppo.state_dict())
+        learner(env, small(cell="gru")).warm_start(ppo.state_dict())
 
 
 # Policy with memory -------------------------------------------------------------------------
