@@ -5,9 +5,10 @@ NeurIPS 2020, arXiv:2006.04779.
 
     y       = r + gamma [not terminated] min_i Qbar_i(s', a'),      a' drawn from pi(.|s')
     gap_i   = mean (log sum_a exp(Q_i(s, a) - log density(a)) - Q_i(s, a_data))        (eq. 4)
-    L_Q     = mean sum_i (Q_i(s, a_data) - y)^2 + conservatism sum_i gap_i
+    L_Q     = mean sum_i (Q_i(s, a_data) - y)^2 + lambda conservatism sum_i gap_i
     L_pi    = mean (alpha log pi(a|s) - min_i Q_i(s, a)),           a drawn from pi(.|s)
     L_alpha = mean log alpha (-log pi(a|s) - H)
+    L_lambda = lambda conservatism mean_i (target_gap - gap_i)
     Qbar   <- (1 - polyak) Qbar + polyak Q
 
 The sum over a estimates an integral by importance sampling: `num_actions` each drawn uniformly
@@ -18,8 +19,9 @@ Deviations from the paper, each with its reason:
 
 1. Densities, that of uniform actions included, are those of actions in their own units: uniform
    over the whole range, log density -sum log(high - low), -A log 2 for bounds of -1..1.
-2. conservatism is a number. The paper's Lagrange form, which adapts it to hold the gap at a bound,
-   is used there for AntMaze, Adroit and kitchen; it is not here.
+2. Without `target_gap`, the default, lambda is 1. With it, the paper's Lagrange form, log lambda is
+   what L_lambda is minimised over, by Adam at the critics' step size, and lambda at most 1e6, as in
+   CORL. The paper uses this form for AntMaze, Adroit and kitchen.
 3. The defaults for locomotion are CORL's (Tarasov et al., 2022, arXiv:2210.07105), which this can
    be compared with: conservatism 10, three layers, no behaviour cloning at the start.
 4. The critics read the action scaled to -1..1. Weights start orthogonal. H is that of actions
@@ -58,6 +60,7 @@ METRICS: dict[str, str] = {
     "loss/actor": "L_pi + L_alpha, likewise [reward]",
     "value/q": "mean action value of the two critics for the data's actions [reward]",
     "value/gap": "gap_i, mean of the two critics [reward]",
+    "value/conservatism": "lambda conservatism, weight of the gap in L_Q [reward]",
     "policy/entropy": "mean of -log pi of the drawn actions, in action units [nat]",
     "policy/temperature": "alpha, mean over the same updates [reward/nat]",
     "gradient/critic": "Euclidean norm of L_Q's gradient",
@@ -68,11 +71,13 @@ METRICS: dict[str, str] = {
 """Every key that is logged; an unknown key is an error."""
 
 STATS = (
-    *("value/q", "value/gap", "gradient/critic", "loss/critic"),
+    *("value/q", "value/gap", "value/conservatism", "gradient/critic", "loss/critic"),
     *("policy/entropy", "policy/temperature", "gradient/actor", "loss/actor"),
 )
 """What `CQL.update` reports."""
 
+LARGEST_FACTOR = 1e6
+"""Bound of lambda (code of CORL)."""
 
 PRESETS: dict[str, dict] = {
     "gym": {"normalize_obs": True},
@@ -100,6 +105,8 @@ class CQLConfig:
     """Share of the critics that the target critics take on."""
     conservatism: float = 10.0
     """Weight of the gap in L_Q [reward]; 5 or 10 in the paper's code."""
+    target_gap: float | None = None
+    """Gap that a factor of `conservatism` is adapted to hold [reward]; None for a factor of 1."""
     num_actions: int = 10
     """Actions drawn of each of the three kinds."""
     target_entropy: float | None = None
@@ -118,11 +125,12 @@ class CQLConfig:
     """"on", "off", or "auto": compile the update if the run is long enough to gain from it."""
 
     def __post_init__(self) -> None:
-        target = self.target_entropy
+        target, gap = self.target_entropy, self.target_gap
         check_settings(
             self,
             ("actor_learning_rate", 0 < self.actor_learning_rate < math.inf, "positive"),
             ("conservatism", 0 <= self.conservatism < math.inf, "0 or more"),
+            ("target_gap", gap is None or math.isfinite(gap), "a number or None"),
             ("num_actions", self.num_actions >= 1, "at least 1"),
             ("target_entropy", target is None or math.isfinite(target), "a number or None"),
         )
@@ -155,6 +163,23 @@ def actor_loss(log_prob: Tensor, q: Tensor, temperature: Tensor) -> Tensor:
 def temperature_loss(log_temperature: Tensor, log_prob: Tensor, target_entropy: float) -> Tensor:
     """L_alpha (S,): alpha falls while the entropy is above its target, and rises below it."""
     return log_temperature * (-log_prob.mean(1) - target_entropy)
+
+
+def factor_loss(factor: Tensor, conservatism: float, gap: Tensor, target_gap: float) -> Tensor:
+    """L_lambda (S,) of lambda (S,) and the mean gap (S,): lambda rises while the gap is larger."""
+    return factor * conservatism * (target_gap - gap)
+
+
+class Factor(nn.Module):
+    """lambda (S,) of the seeds."""
+
+    def __init__(self, seeds: int) -> None:
+        super().__init__()
+        self.log = nn.Parameter(torch.zeros(seeds))
+
+    def forward(self) -> Tensor:
+        """The factor of each seed."""
+        return self.log.exp().clamp(max=LARGEST_FACTOR)
 
 
 class Actor(nn.Module):
@@ -219,18 +244,23 @@ class CQL:
         self.actor = Actor(config, data.obs_size, *bounds, start).to(self.device)
         self.critic = StackedQ(2, data.obs_size, *bounds, *shape).to(self.device)
         self.target = deepcopy(self.critic).requires_grad_(False)
+        self._parts = _PARTS
+        self.factor = Factor(len(self.seeds)).to(self.device)
         self.noise = [stream(seed, "noise", self.device) for seed in seeds]
         optimizer = critic_optimizer or value_optimizer(config, self.critic, len(self.seeds))
         self.critic_step = minibatch_step(
             config, self.critic, self._critic_objective, optimizer=optimizer
         )
+        if config.target_gap is not None:
+            self._parts = *_PARTS, "factor", "factor_step"
+            self.factor_step = minibatch_step(config, self.factor, self._factor_objective)
         rate = config.actor_learning_rate
         self.actor_step = minibatch_step(config, self.actor, self._actor_objective, rate)
         self._targets: list[Tensor] = [*self.target.parameters()]
         self._sources: list[Tensor] = [*self.critic.parameters()]
 
     def update(self, batch: Batch) -> Tensor:
-        """One step of critics, policy and temperature, in this order, then of the target critics.
+        """One step of critics, lambda, policy and temperature, in this order, then of the targets.
 
         Returns:
             Figures (K, S) named by `STATS`.
@@ -239,6 +269,8 @@ class CQL:
         random = uniform(self.noise, b, n, a)
         noise = normal(self.noise, 2 * n + 2, b, a).transpose(1, 2)
         of_critic = self.critic_step(*batch, random, noise[:, :, :-1])
+        if self.config.target_gap is not None:
+            self.factor_step(of_critic[STATS.index("value/gap")])
         of_actor = self.actor_step(batch.obs, noise[:, :, -1:])
         with torch.no_grad():
             torch._foreach_lerp_(  # pyright: ignore
@@ -267,13 +299,13 @@ class CQL:
 
     def state_dict(self) -> dict:
         """Everything that decides the future of training but what is drawn, as a copy."""
-        parts = {name: getattr(self, name).state_dict() for name in _PARTS}
+        parts = {name: getattr(self, name).state_dict() for name in self._parts}
         noise = [generator.get_state() for generator in self.noise]
         return deepcopy({**parts, "noise": noise})
 
     def load_state_dict(self, state: dict) -> None:
         """Continue exactly where `state_dict` was taken."""
-        for name in _PARTS:
+        for name in self._parts:
             getattr(self, name).load_state_dict(state[name])
         for generator, saved in zip(self.noise, state["noise"], strict=True):
             generator.set_state(saved)
@@ -292,8 +324,16 @@ class CQL:
             log_density = torch.cat([log_anywhere, log_here, log_there[:, :, :-1]], 2)
         q = critic(obs, action)
         gap = gaps(values_of(critic, obs, drawn), log_density, q)
-        loss = critic_loss(q, y) + self.config.conservatism * gap.sum(1)
-        return loss, torch.stack([q.detach().mean((1, 2)), gap.detach().mean(1)])
+        weight = self.factor().detach() * self.config.conservatism
+        loss = critic_loss(q, y) + weight * gap.sum(1)
+        return loss, torch.stack([q.detach().mean((1, 2)), gap.detach().mean(1), weight])
+
+    def _factor_objective(self, factor, gap):
+        """L_lambda of the seeds' gaps (S,); no figures."""
+        target_gap = self.config.target_gap
+        assert target_gap is not None
+        loss = factor_loss(factor(), self.config.conservatism, gap, target_gap)
+        return loss, loss.detach()[None][:0]
 
     def _actor_objective(self, actor, obs, noise):
         """L_pi and L_alpha of a minibatch; entropy and temperature."""

@@ -128,3 +128,45 @@ def test_conservatism_values_the_datas_actions_above_others():
         found[conservatism] = inside - max(outside)
     assert abs(found[0.0]) < 0.3
     assert found[1.0] > 1.0
+
+
+def test_the_factor_by_hand():
+    # lambda 2, conservatism 3, gaps 5 and 1 for a target of 4: 2 * 3 * (4 - 5), 2 * 3 * (4 - 1).
+    found = cql.factor_loss(torch.tensor([2.0, 2.0]), 3.0, torch.tensor([5.0, 1.0]), 4.0)
+    assert found.tolist() == [-6.0, 18.0]
+
+
+def test_the_factor_weighs_the_gap_and_follows_it():
+    """A gap above its target raises lambda, one below lowers it; without a target it stays 1."""
+    data, start = narrow(), math.log(0.5)
+    batch = data.batch(data.draw(64, [torch.Generator().manual_seed(0)]))
+    losses = {}
+    for target, moves in ((-1e3, 1.0), (1e3, -1.0), (None, 0.0)):
+        config = CQLConfig(hidden=(16,), conservatism=3.0, num_actions=4, target_gap=target,
+                           learning_rate=1e-3, compile="off")  # fmt: skip
+        made = CQL(config, data, spec(1))
+        made.factor.log.data.fill_(start)
+        found = dict(zip(cql.STATS, made.update(batch)[:, 0].tolist(), strict=True))
+        assert found["value/conservatism"] == pytest.approx(1.5)
+        losses[target] = found["loss/critic"]
+        assert made.factor.log.item() == pytest.approx(start + 1e-3 * moves, abs=1e-5)
+    assert len({round(loss, 5) for loss in losses.values()}) == 1  # this update had the old lambda
+
+
+def test_the_gap_falls_to_its_target_and_hardly_further():
+    """In one state nothing raises it again; a constant factor lets it fall on and on."""
+    gaps = {}
+    for target in (-1.0, 1.0, None):
+        config = CQLConfig(
+            total_steps=1500, batch_size=64, hidden=(16,), conservatism=0.1, target_gap=target,
+            learning_rate=1e-2, num_actions=4, compile="off",
+        )  # fmt: skip
+        run = training.fit(CQL(config, narrow(), spec(1)), narrow())
+        gaps[target] = run.rows[-1]["value/gap"]
+        weights = [row["value/conservatism"] for row in run.rows]
+        if target is None:
+            assert weights == pytest.approx([0.1] * len(weights))
+        else:
+            assert weights[-1] < 0.2 * max(weights)
+    assert -4.0 < gaps[-1.0] < -1.0 and -1.0 < gaps[1.0] < 1.0
+    assert gaps[None] < -5.0
