@@ -15,6 +15,7 @@ A critic gives the distribution of the return as probabilities of atoms z_1 .. z
     L_pi     = mean (alpha log pi(a|s) - Q(s, a)),             a drawn from pi(.|s)
     L_alpha  = mean log alpha (-log pi(a|s) - H)
     Qbar    <- (1 - polyak) Qbar + polyak Q
+    policy  <- (1 - policy_average) policy + policy_average pi          (weights; acts by its mean)
 
 `project` shares the mass of each moved atom between its two neighbours among z_1 .. z_K, so that
 its mean stays. pi is a normal squashed by tanh to the bounds of each action dimension; it acts from
@@ -33,6 +34,8 @@ Deviations from the papers, each with its reason:
 5. The target H is given for actions scaled to -1..1, see `ctrl_rl.sac`; the critics read them so.
 6. Adam without weight decay, one step size for all, which may fall linearly; no bfloat16, which is
    slower than float32 on these small layers.
+7. What is evaluated and saved is a running average of the actor's weights: the actor of one moment
+   is better or worse than that of the next by more than what a while of training brings.
 
 Tensors: environments (N, ...), minibatch (B, ...), critics first (2, B, K).
 `docs/algorithms/fast_sac.md` explains every logged key.
@@ -119,6 +122,9 @@ class FastSACConfig:
     """Discount per step."""
     polyak: float = 0.02
     """Share of the critics that the target critics take on per update."""
+    policy_average: float = 0.005
+    """Share of the actor that the policy, a running average of its weights, takes on per update of
+    the actor; 1 for the actor itself. It is what is evaluated and saved, not what explores."""
     num_atoms: int = 101
     """Atoms K of a critic's distribution."""
     value_bound: float = 100.0
@@ -157,6 +163,7 @@ class FastSACConfig:
             ("warmup_steps", 0 <= self.warmup_steps < self.total_steps, WARMUP),
             ("gamma", 0 <= self.gamma <= 1, "in 0..1"),
             ("polyak", 0 < self.polyak <= 1, "above 0 and at most 1"),
+            ("policy_average", 0 < self.policy_average <= 1, "above 0 and at most 1"),
             ("num_atoms", self.num_atoms >= 2, "at least 2"),
             (
                 "target_entropy",
@@ -310,6 +317,7 @@ class FastSAC:
         )
         self.critic_step = step(self.critic, self._critic_objective)
         self.actor_step = step(self.actor, self._actor_objective)
+        self.average = deepcopy(self.actor.net).requires_grad_(False)
         self._targets: list[Tensor] = [*self.target.parameters()]
         self._sources: list[Tensor] = [*self.critic.parameters()]
         self.updates = 0
@@ -370,6 +378,12 @@ class FastSAC:
             with torch.no_grad():
                 obs, noise = self._normalize("actor", batch.obs), self._noise(len(batch.reward))
             of_actor = self.actor_step(obs, critic_obs, noise)
+            with torch.no_grad():
+                torch._foreach_lerp_(  # pyright: ignore
+                    [*self.average.parameters()],
+                    [*self.actor.net.parameters()],
+                    self.config.policy_average,
+                )
         with torch.no_grad():
             torch._foreach_lerp_(  # pyright: ignore
                 self._targets, self._sources, self.config.polyak
@@ -405,7 +419,7 @@ class FastSAC:
             "activation": self.config.activation,
             "normalizer": None,
             "bound": "tanh",
-            "weights": {k: v.clone() for k, v in self.actor.net.state_dict().items()},
+            "weights": {k: v.clone() for k, v in self.average.state_dict().items()},
         }
         if self.config.normalize_obs:
             section["normalizer"] = self.normalizers["actor"].section()
@@ -421,6 +435,7 @@ class FastSAC:
         return deepcopy(
             {
                 "actor": self.actor.state_dict(),
+                "average": self.average.state_dict(),
                 "critic": self.critic.state_dict(),
                 "target": self.target.state_dict(),
                 "actor_step": self.actor_step.state_dict(),
@@ -451,7 +466,7 @@ class FastSAC:
         try:
             if state["normalizers"].keys() != self.normalizers.keys():
                 raise RuntimeError("normalize_obs differs")
-            for name in ("actor", "critic", "target"):
+            for name in ("actor", "average", "critic", "target"):
                 getattr(self, name).load_state_dict(state[name])
             for group, normalizer in self.normalizers.items():
                 normalizer.load_state_dict(state["normalizers"][group])

@@ -1,5 +1,6 @@
 """FastSAC: what every off-policy learner must do, and what is its own."""
 
+import copy
 import dataclasses
 import math
 
@@ -53,6 +54,7 @@ CASE = Case(
         buffer_size=4000,
         batch_size=32,
         policy_delay=1,
+        policy_average=1.0,
         num_atoms=21,
         value_bound=20.0,
         hidden=(16, 16),
@@ -337,13 +339,46 @@ def test_action_bound_stands_in_for_bounds_that_are_missing():
         CASE.make(bounded, action_bound=2.0)
 
 
+def test_the_policy_is_a_running_average_of_the_actor():
+    """By hand over three updates; what explores is the actor itself."""
+    env = pendulum()
+    learner = CASE.make(env, policy_average=0.25)
+    batch = filled(learner, env).sample(32, learner.generator)
+    weights = lambda net: torch.cat([p.detach().flatten() for p in net.parameters()])  # noqa: E731
+    expected = weights(learner.actor.net)
+    for _ in range(3):
+        learner.update(batch)
+        expected = 0.75 * expected + 0.25 * weights(learner.actor.net)
+    section = learner.policy_section()
+    found = torch.cat([x.flatten() for x in section["weights"].values()])
+    torch.testing.assert_close(found.sort()[0], expected.sort()[0])
+    obs = env.observe()
+    learner._noise = lambda rows: torch.zeros(rows, 1)
+    assert not torch.equal(Policy.from_section(section)(obs), learner.act(obs))
+    other = CASE.make(env, policy_average=0.25, seed=7)
+    other.load_state_dict(learner.state_dict())
+    for name, x in other.policy_section()["weights"].items():
+        assert torch.equal(x, section["weights"][name])
+
+
+def test_the_average_waits_for_the_actor():
+    env = pendulum()
+    learner = CASE.make(env, policy_average=0.25, policy_delay=2)
+    batch = filled(learner, env).sample(32, learner.generator)
+    before = copy.deepcopy(learner.average.state_dict())
+    learner.update(batch)
+    assert all(torch.equal(x, before[k]) for k, x in learner.average.state_dict().items())
+    learner.update(batch)
+    assert not any(torch.equal(x, before[k]) for k, x in learner.average.state_dict().items())
+
+
 def test_action_bound_travels_with_the_policy_and_its_graph():
     import onnxruntime
 
     env = Unbounded(num_envs=8)
     learner = CASE.make(env, action_bound=2.5)
     with torch.no_grad():
-        learner.actor.net.layers[-1].bias[:2] = 9.0  # to the upper end
+        learner.average.layers[-1].bias[:2] = 9.0  # to the upper end
     section = learner.policy_section()
     policy = Policy.from_section(section)
     obs = torch.zeros(8, 1)
