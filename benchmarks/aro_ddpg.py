@@ -6,8 +6,9 @@ DDPG's discount, one critic or two, and when the actor steps.
 
 The tasks are cheetah and walker as gymnasium has them. Their rewards are not those of the control
 suite that the authors train in; like there, an episode ends at its time limit alone: `Walker2d-v5`
-is set to go on after a fall. The last policy is played without noise, from starts of its own, in
-episodes of 10,000 steps as by the authors, ten times those of training.
+is set to go on after a fall, and without the constant that it pays for each step not to fall. The
+last policy is played without noise, from starts of its own, in episodes of 10,000 steps as by the
+authors, ten times those of training.
 """
 
 import dataclasses
@@ -124,7 +125,9 @@ def continuing(task: str):
     config = ctrl_rl.registry.load("tasks", task).Config()
     if task == "Walker2d-v5":
         anything = (-math.inf, math.inf)
-        return dataclasses.replace(config, healthy_z=anything, healthy_angle=anything)
+        return dataclasses.replace(
+            config, healthy_z=anything, healthy_angle=anything, healthy_reward=0.0
+        )
     return config
 
 

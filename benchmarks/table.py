@@ -20,7 +20,15 @@ import numpy as np
 
 from benchmarks import adamo as adamo_cells
 from benchmarks import aro_ddpg as aro_ddpg_cells
-from benchmarks import learners, metadiffuser, offline_speed, peers, ppo_halfcheetah, sac_speed
+from benchmarks import (
+    fast_halfcheetah,
+    learners,
+    metadiffuser,
+    offline_speed,
+    peers,
+    ppo_halfcheetah,
+    sac_speed,
+)
 from benchmarks import ppo_loop as loop
 from benchmarks.cells import RESULTS, ROOT, load
 from benchmarks.ppo_halfcheetah import verdict
@@ -503,6 +511,64 @@ def hindsight(results: Path) -> str:
     return text + measured_on(cells)
 
 
+def fast_returns(results: Path) -> str:
+    """Time of both learners until HalfCheetah returns the goal, every seed, and the verdict."""
+    cells = load("fast_halfcheetah", results)
+    rows, times = [], {}
+    names = {peers.OURS: "ctrl-rl, FastSAC", "sb3": "stable-baselines3, SAC"}
+    for peer, label in names.items():
+        found = [c["result"] for n, c in cells.items() if n.startswith(f"{peer}-s")]
+        times[peer] = [r["goal_s"] for r in found]
+        shown = ", ".join("never" if t is None else f"{t:,.0f}" for t in times[peer])
+        steps = [
+            next(step for _, step, mean in r["curve"] if mean >= fast_halfcheetah.GOAL)
+            for r in found
+            if r["goal_s"] is not None
+        ]
+        median = f"{np.median(steps):,.0f}" if steps else "–"
+        rows.append([label, str(len(found)), shown or NOT_MEASURED, median])
+    head = [f"HalfCheetah-v5 to a return of {fast_halfcheetah.GOAL:,.0f}", "seeds"]
+    text = markdown([*head, "seconds, each seed", "env steps, median"], rows)
+    if min(map(len, times.values())) >= 5:
+        v = fast_halfcheetah.verdict(times[peers.OURS], times["sb3"])
+        if v["ratio"] is not None:
+            text += (
+                f"\n\nMedians {v['median_s']:,.0f} s against {v['reference_s']:,.0f} s: "
+                f"{v['ratio']:.2f} of the time."
+            )
+    else:
+        text += "\n\nFewer than five seeds on a side are shown, not judged."
+    return text + measured_on(cells)
+
+
+def go1_race(results: Path) -> str:
+    """The last evaluation of Go1's PPO and FastSAC, every seed."""
+    cells = load("go1_learners", results)
+    rows = []
+    for algo, label in (("ppo", "PPO"), ("fast_sac", "FastSAC")):
+        found = [c["result"] for n, c in cells.items() if n.startswith(f"{algo}-s")]
+        if not found:
+            rows.append([label, "0", NOT_MEASURED, "", "", "", ""])
+            continue
+        last = [r["curve"][-1] for r in found]
+        each = lambda key, form, last=last: ", ".join(form.format(x[key]) for x in last)  # noqa: E731
+        rows.append(
+            [
+                label,
+                str(len(found)),
+                f"{last[0]['env_steps'] / 1e6:.1f} M",
+                ", ".join(f"{r['whole_s']:.0f}" for r in found),
+                each("episode_return", "{:.1f}"),
+                each("error_lin_vel_x", "{:.3f}"),
+                each("terminated_rate", "{:.1%}"),
+            ]
+        )
+    head = ["Go1, each seed", "seeds", "env steps", "training [s]", "return of an episode"]
+    return markdown([*head, "forward error [m/s]", "episodes with a fall"], rows) + measured_on(
+        cells
+    )
+
+
 def adamo(results: Path) -> str:
     """The largest |Q| of each seed after training by Adam, AdamO and AdamO without its budget."""
     cells = load("adamo", results)
@@ -568,6 +634,8 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "go1_walk": go1_walk,
     "cartpole": cartpole,
     "hindsight": hindsight,
+    "fast_halfcheetah": fast_returns,
+    "go1_learners": go1_race,
     "adamo": adamo,
     "por_claims": por_claims,
     "aro_ddpg": aro_ddpg,

@@ -180,6 +180,29 @@ def test_hindsight(results):
     assert "| SAC | 1 | 1 % | 60 % | 5.0 cm | 50 s |" in table.hindsight(folder)
 
 
+def test_fast_halfcheetah_judges_from_five_seeds_on(results):
+    ours = {"goal_s": 90.0, "curve": [[50.0, 40_000, 10.0], [90.0, 80_000, 3100.0]]}
+    slow = {"goal_s": None, "curve": [[900.0, 300_000, 2000.0]]}
+    some = {f"ctrl-rl-s{i}": {"result": ours} for i in range(4)}
+    text = table.fast_returns(results("fast_halfcheetah", **some, **{"sb3-s0": {"result": slow}}))
+    assert "| ctrl-rl, FastSAC | 4 | 90, 90, 90, 90 | 80,000 |" in text
+    assert "| stable-baselines3, SAC | 1 | never | – |" in text and "not judged" in text
+    theirs = {"goal_s": 300.0, "curve": [[300.0, 60_000, 3000.0]]}
+    cells = {f"{peer}-s{i}": {"result": r} for peer, r in (("ctrl-rl", ours), ("sb3", theirs))
+             for i in range(5)}  # fmt: skip
+    text = table.fast_returns(results("fast_halfcheetah", **cells))
+    assert "Medians 90 s against 300 s: 0.30 of the time." in text
+
+
+def test_go1_learners(results):
+    curve = [{"env_steps": 2_000_000, "episode_return": 47.26, "error_lin_vel_x": 0.0951,
+              "terminated_rate": 0.025}]  # fmt: skip
+    cell = {"result": {"curve": curve, "whole_s": 150.4}}
+    text = table.go1_race(results("go1_learners", **{"ppo-s0": cell, "ppo-s1": cell}))
+    row = "| PPO | 2 | 2.0 M | 150, 150 | 47.3, 47.3 | 0.095, 0.095 | 2.5%, 2.5% |"
+    assert row in text and "| FastSAC | 0 | not measured |" in text
+
+
 def test_adamo(results):
     toy = {"q_max": [42_773.9, 99.0, None, 7.02, 3.0]}
     door = {"q_max": [1_500.0, 2_500.0, 1.0, 1.0, 1.0], "bound": 1999.24}
