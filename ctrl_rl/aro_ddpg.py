@@ -55,6 +55,7 @@ from torch import Tensor, nn
 
 from ctrl_rl import distributed
 from ctrl_rl.buffers import WARMUP, Batch, ReplayBuffer, updates_due
+from ctrl_rl.checkpoints import take_weights
 from ctrl_rl.compiled import Diverged, MinibatchStep, diverged, pays
 from ctrl_rl.ddpg import next_noise, noise_deviation
 from ctrl_rl.env import Obs, VecEnv
@@ -349,12 +350,13 @@ class ARODDPG:
         Raises:
             ValueError: its networks have other sizes, or it is a run of another algorithm.
         """
-        try:
-            for name in ("actor", "critic", "target_actor", "target_critic"):
-                getattr(self, name).load_state_dict(state[name])
-        except (RuntimeError, KeyError) as error:
-            text = " ".join(str(error).split())
-            raise ValueError(f"cannot start from a run with other networks: {text}") from None
+        take_weights(
+            state,
+            actor=self.actor,
+            critic=self.critic,
+            target_actor=self.target_actor,
+            target_critic=self.target_critic,
+        )
 
     def _critic_objective(self, critic, obs, action, reward, next_obs, next_critic_obs):
         """L_Q of a minibatch and mean Q."""

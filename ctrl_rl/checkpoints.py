@@ -178,3 +178,62 @@ def write_text(path: Path, text: str) -> None:
     """Replace a text file in one go."""
     with replacing(path) as file:
         file.write(text)
+
+
+# States -------------------------------------------------------------------------------------
+
+
+def check_like(saved, like, where: str, rows_may_differ: bool = False) -> None:
+    """Refuse a state that lacks a key of `like`, or holds another kind or size under one.
+
+    Args:
+        saved: a state out of a checkpoint.
+        like: the same state as it stands before it is loaded.
+        where: its name, for errors.
+        rows_may_differ: whether tensors may have any number of rows.
+
+    Raises:
+        ValueError: the first such key.
+    """
+    if isinstance(like, dict) and isinstance(saved, dict):
+        for key, value in like.items():
+            if key not in saved:
+                raise ValueError(f"its {where} lacks {key}")
+            check_like(saved[key], value, f"{where}.{key}", rows_may_differ)
+    elif isinstance(like, torch.Tensor) and isinstance(saved, torch.Tensor):
+        here, there = like.shape[rows_may_differ:], saved.shape[rows_may_differ:]
+        if (saved.dtype, saved.ndim, there) != (like.dtype, like.ndim, here):
+            raise ValueError(
+                f"its {where} is {saved.dtype} {tuple(saved.shape)}, "
+                f"not {like.dtype} {tuple(like.shape)}"
+            )
+    elif like is not None and type(saved) is not type(like):
+        raise ValueError(f"its {where} is of type {type(saved).__name__}")
+
+
+OTHER_NETWORKS = "cannot start from a run with other networks: "
+
+
+def take_weights(state: dict, **parts) -> None:
+    """Load what another run of the same learner has under these names.
+
+    Args:
+        state: its learner's state.
+        parts: modules, or dictionaries of normalisers.
+
+    Raises:
+        ValueError: one is missing, or has other sizes; what stands before it was loaded.
+    """
+    for name, part in parts.items():
+        saved = state.get(name)
+        try:
+            if isinstance(part, dict):
+                if not isinstance(saved, dict) or saved.keys() != part.keys():
+                    raise ValueError(f"its {name} are others: normalize_obs differs")
+                take_weights(saved, **part)
+            else:
+                check_like(saved, part.state_dict(), name)
+                part.load_state_dict(saved)
+        except (ValueError, RuntimeError) as error:
+            text = " ".join(str(error).removeprefix(OTHER_NETWORKS).split())
+            raise ValueError(OTHER_NETWORKS + text) from None

@@ -54,6 +54,7 @@ from torch import Tensor, nn
 
 from ctrl_rl import distributed
 from ctrl_rl.buffers import WARMUP, Batch, ReplayBuffer, updates_due
+from ctrl_rl.checkpoints import take_weights
 from ctrl_rl.compiled import Diverged, MinibatchStep, diverged, pays
 from ctrl_rl.distributions import SquashedGaussian, project, unit_scaled
 from ctrl_rl.env import Obs, Step, VecEnv
@@ -463,16 +464,14 @@ class FastSAC:
             ValueError: its networks have other sizes, only one of the two has statistics, or it
                 is a run of another algorithm.
         """
-        try:
-            if state["normalizers"].keys() != self.normalizers.keys():
-                raise RuntimeError("normalize_obs differs")
-            for name in ("actor", "average", "critic", "target"):
-                getattr(self, name).load_state_dict(state[name])
-            for group, normalizer in self.normalizers.items():
-                normalizer.load_state_dict(state["normalizers"][group])
-        except (RuntimeError, KeyError) as error:
-            text = " ".join(str(error).split())
-            raise ValueError(f"cannot start from a run with other networks: {text}") from None
+        take_weights(
+            state,
+            actor=self.actor,
+            average=self.average,
+            critic=self.critic,
+            target=self.target,
+            normalizers=self.normalizers,
+        )
 
     def _noise(self, rows: int) -> Tensor:
         shape = (rows, self.spec.action_size)

@@ -39,6 +39,7 @@ import torch
 from torch import Tensor, nn
 
 from ctrl_rl import distributed, explosion, ppo
+from ctrl_rl.checkpoints import take_weights
 from ctrl_rl.compiled import Diverged, MinibatchStep, diverged, pays
 from ctrl_rl.env import Obs, VecEnv
 from ctrl_rl.networks import MLP, PolicyHead
@@ -384,15 +385,7 @@ class MultiCriticPPO:
         Raises:
             ValueError: its networks have other sizes, or only one of the two has statistics.
         """
-        try:
-            if state["normalizers"].keys() != self.normalizers.keys():
-                raise RuntimeError("normalize_obs differs")
-            self.networks.load_state_dict(state["networks"])
-            for group, normalizer in self.normalizers.items():
-                normalizer.load_state_dict(state["normalizers"][group])
-        except (RuntimeError, KeyError) as error:
-            text = " ".join(str(error).split())
-            raise ValueError(f"cannot start from a run with other networks: {text}") from None
+        take_weights(state, networks=self.networks, normalizers=self.normalizers)
 
     def _normalize(self, group: str, obs: Tensor) -> Tensor:
         return self.normalizers[group](obs) if self.config.normalize_obs else obs

@@ -33,6 +33,7 @@ from ctrl_rl import distributed
 from ctrl_rl.checkpoints import (
     FORMAT,
     check_free,
+    check_like,
     load_checkpoint,
     make_folder,
     plain,
@@ -597,34 +598,6 @@ class Run:
 
         for number in (signal.SIGINT, signal.SIGTERM):
             self._handlers[number] = signal.signal(number, handle)
-
-
-def check_like(saved, like, where: str, rows_may_differ: bool = False) -> None:
-    """Refuse a state that lacks a key of `like`, or holds another kind or size under one.
-
-    Args:
-        saved: a state out of a checkpoint.
-        like: the same state as it stands before it is loaded.
-        where: its name, for errors.
-        rows_may_differ: whether tensors may have any number of rows.
-
-    Raises:
-        ValueError: the first such key.
-    """
-    if isinstance(like, dict) and isinstance(saved, dict):
-        for key, value in like.items():
-            if key not in saved:
-                raise ValueError(f"its {where} lacks {key}")
-            check_like(saved[key], value, f"{where}.{key}", rows_may_differ)
-    elif isinstance(like, torch.Tensor) and isinstance(saved, torch.Tensor):
-        here, there = like.shape[rows_may_differ:], saved.shape[rows_may_differ:]
-        if (saved.dtype, saved.ndim, there) != (like.dtype, like.ndim, here):
-            raise ValueError(
-                f"its {where} is {saved.dtype} {tuple(saved.shape)}, "
-                f"not {like.dtype} {tuple(like.shape)}"
-            )
-    elif like is not None and type(saved) is not type(like):
-        raise ValueError(f"its {where} is of type {type(saved).__name__}")
 
 
 def _own_replay(path: Path) -> Path:

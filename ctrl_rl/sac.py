@@ -43,6 +43,7 @@ from torch import Tensor, nn
 
 from ctrl_rl import distributed
 from ctrl_rl.buffers import WARMUP, Batch, ReplayBuffer, updates_due
+from ctrl_rl.checkpoints import take_weights
 from ctrl_rl.compiled import Diverged, MinibatchStep, diverged, pays
 from ctrl_rl.distributions import SquashedGaussian
 from ctrl_rl.env import Obs, VecEnv
@@ -354,14 +355,9 @@ class SAC:
         Raises:
             ValueError: its networks have other sizes, or it is a run of another algorithm.
         """
-        try:
-            for name in ("actor", "critic", "target"):
-                getattr(self, name).load_state_dict(state[name])
-            if self.config.temperature is not None:  # kept, whatever the other run's was
-                self.actor.log_temperature.fill_(math.log(self.config.temperature))
-        except (RuntimeError, KeyError) as error:
-            text = " ".join(str(error).split())
-            raise ValueError(f"cannot start from a run with other networks: {text}") from None
+        take_weights(state, actor=self.actor, critic=self.critic, target=self.target)
+        if self.config.temperature is not None:  # kept, whatever the other run's was
+            self.actor.log_temperature.fill_(math.log(self.config.temperature))
 
     def _noise(self, rows: int, *lead: int) -> Tensor:
         """Standard normal (*lead, rows, A), this process's part of what is drawn for all."""

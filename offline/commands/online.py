@@ -113,9 +113,8 @@ def restore(folder: Path, saved: dict, more: int) -> tuple[Any, Any]:
     """The run's data and its learner where its last checkpoint stands, for so many more updates."""
     import typing
 
-    from ctrl_rl.checkpoints import load_checkpoint
+    from ctrl_rl.checkpoints import check_like, load_checkpoint
     from ctrl_rl.commands.train import rebuild
-    from ctrl_rl.runs import check_like
     from ctrl_rl.spec import EnvSpec
     from offline import datasets
     from offline.online import longer
