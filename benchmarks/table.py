@@ -569,6 +569,24 @@ def go1_race(results: Path) -> str:
     )
 
 
+def evaluators(results: Path) -> str:
+    """Rank correlation of each evaluator's estimates with the truth, each seed."""
+    cells = load("ope", results)
+    found: dict[tuple[str, str], list[dict]] = {}
+    for name, cell in cells.items():
+        for evaluator, judged in cell["result"].items():
+            found.setdefault((name.partition("-")[0], evaluator), []).append(judged)
+    rows = []
+    for (study, evaluator), judged in found.items():
+        off = [np.subtract(j["estimates"], j["truth"]) / np.ptp(j["truth"]) for j in judged]
+        seeds = ", ".join(f"{j['spearman']:.2f}" for j in judged)
+        error = f"{np.sqrt(np.mean(np.square(off))):.2g}"
+        rows.append([study, evaluator, seeds, error])
+    rows = rows or [["every study", "", NOT_MEASURED, ""]]
+    head = ["five policies in", "evaluator", "Spearman's correlation, each seed"]
+    return markdown([*head, "error, in ranges of the truth"], rows) + measured_on(cells)
+
+
 def adamo(results: Path) -> str:
     """The largest |Q| of each seed after training by Adam, AdamO and AdamO without its budget."""
     cells = load("adamo", results)
@@ -634,6 +652,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "go1_walk": go1_walk,
     "cartpole": cartpole,
     "hindsight": hindsight,
+    "ope": evaluators,
     "fast_halfcheetah": fast_returns,
     "go1_learners": go1_race,
     "adamo": adamo,

@@ -10,7 +10,7 @@ Reading order: `value_bound` -> `explosion`.
 from collections.abc import Iterable
 
 SLACK = 10.0
-"""Ours: over the largest values that critics of healthy runs showed, several times."""
+"""Ours; a critic that overshoots while it learns is not to be stopped."""
 
 LONGEST = 10_000.0
 """Steps that stand for 1 / (1 - gamma) where there is no discount: the differential values of an

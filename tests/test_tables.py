@@ -203,6 +203,16 @@ def test_go1_learners(results):
     assert row in text and "| FastSAC | 0 | not measured |" in text
 
 
+def test_evaluators(results):
+    good = {"estimates": [1.0, 3.0], "truth": [1.0, 3.0], "spearman": 1.0}
+    bad = {"estimates": [3.0, 1.0], "truth": [1.0, 3.0], "spearman": -1.0}  # off by one range
+    cells = {"pendulum-s0": {"fitted Q": good, "per decision": bad},
+             "pendulum-s1": {"fitted Q": good, "per decision": good}}  # fmt: skip
+    text = table.evaluators(results("ope", **{k: {"result": v} for k, v in cells.items()}))
+    assert "| pendulum | fitted Q | 1.00, 1.00 | 0 |" in text
+    assert "| pendulum | per decision | -1.00, 1.00 | 0.71 |" in text
+
+
 def test_adamo(results):
     toy = {"q_max": [42_773.9, 99.0, None, 7.02, 3.0]}
     door = {"q_max": [1_500.0, 2_500.0, 1.0, 1.0, 1.0], "bound": 1999.24}
