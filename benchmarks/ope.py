@@ -1,11 +1,11 @@
 """Do the evaluators put five policies in the order of what they truly earn?
 
-`pendulum`: PPO is stopped at five points of its training, in Pendulum-v0 with episodes of 20 steps;
-the second policy's behaviour is recorded. Every estimator of `offline.ope` judges all five from
-those 1,024 episodes and the probabilities of what was done, and fitted Q evaluation without them.
-The truth is the mean of 4,096 episodes in the simulator, of the policies as they sample; of fitted
-Q evaluation, which judges a policy without noise over a course without end, as they act on average,
-in 200 steps.
+`point`: PPO is stopped at five points of its training, in one task of Point-Robot-v0, whose
+episodes have 20 steps; the second policy's behaviour is recorded. Every estimator of `offline.ope`
+judges all five from those 1,024 episodes and the probabilities of what was done, and fitted Q
+evaluation without them. The truth is the mean of 4,096 episodes in the simulator, of the policies
+as they sample; of fitted Q evaluation, which judges a policy without noise over a course without
+end, as they act on average, in 200 steps.
 
 `hopper`: five points of an expert's training, judged by fitted Q evaluation from data that a
 beginner's replay holds. Needs the files of `benchmarks.offline_data`.
@@ -31,17 +31,24 @@ from offline import datasets, ope
 from offline.transitions import Transitions
 
 HORIZON, POLICIES = 20, 5
-PENDULUM = {
-    "task": "Pendulum-v0",
+POINT = {
+    "task": "Point-Robot-v0",
+    "index": 3,
     "gamma": 0.95,
     "steps": 32 * 32 * HORIZON,  # each of 32 environments plays 32 whole episodes
-    "training": {"total-steps": 100_000, "task.max-episode-steps": HORIZON},
+    "training": {"num-envs": 64, "algo.num-steps": 16, "total-steps": 25 * 64 * 16},
     "fqe_steps": 10_000,
+    "fqe_hidden": (64, 64),
 }
-HOPPER = {"task": "Hopper-v5", "gamma": 0.99, "dataset": "hopper-medium-replay.hdf5",
-          "fqe_steps": 50_000}  # fmt: skip
+HOPPER = {
+    "task": "Hopper-v5",
+    "gamma": 0.99,
+    "dataset": "hopper-medium-replay.hdf5",
+    "fqe_steps": 50_000,
+    "fqe_hidden": (256, 256),
+}
 
-CELLS = [Cell(name=f"pendulum-s{seed}", config={**PENDULUM, "seed": seed}) for seed in range(5)]
+CELLS = [Cell(name=f"point-s{seed}", config={**POINT, "seed": seed}) for seed in range(5)]
 CELLS.append(Cell(name="hopper", config={**HOPPER, "seed": 0}))
 
 ESTIMATORS = {
@@ -59,16 +66,17 @@ def measure(config: dict) -> dict:
     """
     torch.set_num_threads(1)
     torch.manual_seed(config["seed"])  # of sampled actions
-    return hopper(config) if "dataset" in config else pendulum(config)
+    return hopper(config) if "dataset" in config else point(config)
 
 
-def pendulum(config: dict) -> dict:
+def point(config: dict) -> dict:
     """Every estimator, with the recorded probabilities."""
     gamma, seed = config["gamma"], config["seed"]
     with tempfile.TemporaryDirectory() as folder:
         run, total = Path(folder) / "run", config["training"]["total-steps"]
         flags = [w for k, v in config["training"].items() for w in (f"--{k}", str(v))]
         run_cli("train", config["task"], "--seed", str(seed), "--run-dir", str(run), *flags,
+                "--task.index", str(config["index"]),
                 "--checkpoint-every", str(total // POLICIES), "--video-s", "0")  # fmt: skip
         saved = sorted(int(p.stem[5:]) for p in (run / "checkpoints").glob("step-*.pt"))
         policies = [ctrl_rl.load_policy(run, str(step)) for step in saved[-POLICIES:]]
@@ -90,7 +98,7 @@ def pendulum(config: dict) -> dict:
     for policy in policies:
         log_ratio = log_prob(policy, obs, action) - log_prob(behaviour, obs, action)
         steps = ope.lay_out(reward, log_ratio, lengths)
-        settings = ope.FQEConfig(total_steps=config["fqe_steps"], gamma=gamma)
+        settings = fqe_settings(config)
         fqe = ope.fitted_q(settings, data, policy.spec, policy, (seed,))
         q = fqe.q(rows, action)[0]
         drawn = [fqe.q(rows, policy.sample(obs, generator))[0] for _ in range(8)]
@@ -118,12 +126,20 @@ def hopper(config: dict) -> dict:
     chosen = saved[1 :: max((len(saved) - 1) // POLICIES, 1)][:POLICIES]
     policies = [ctrl_rl.load_policy(run, str(step)) for step in chosen]
     data = Transitions.from_episodes(datasets.load(path), timeouts="keep", normalize_obs=True)
-    settings = ope.FQEConfig(total_steps=config["fqe_steps"], gamma=config["gamma"])
+    settings = fqe_settings(config)
     values = [
         float(ope.fitted_q(settings, data, p.spec, p, (config["seed"],)).value().mean())
         for p in policies
     ]
     return {"fitted Q": judged(values, [truth(config, p, 1000, p, 256) for p in policies])}
+
+
+def fqe_settings(config: dict) -> ope.FQEConfig:
+    """Of fitted Q evaluation."""
+    hidden = tuple(config["fqe_hidden"])
+    return ope.FQEConfig(
+        total_steps=config["fqe_steps"], gamma=config["gamma"], hidden=hidden, compile="off"
+    )
 
 
 def log_prob(policy, obs: Tensor, action: Tensor) -> Tensor:
@@ -149,7 +165,8 @@ def log_prob(policy, obs: Tensor, action: Tensor) -> Tensor:
 def truth(config: dict, policy, steps: int, act, num_envs: int = 4096) -> float:
     """Mean discounted return of `num_envs` episodes from fresh starts."""
     task = registry.load("tasks", config["task"])
-    settings = replace(task.Config(), max_episode_steps=steps)
+    own = {"index": (config["index"],)} if "index" in config else {}
+    settings = replace(task.Config(), max_episode_steps=steps, **own)
     env = ctrl_rl.make(config["task"], num_envs, seed=config["seed"] + 77, config=settings)
     obs, total = env.observe(), torch.zeros(num_envs, dtype=torch.float64)
     alive = torch.ones(num_envs, dtype=torch.bool)

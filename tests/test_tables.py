@@ -206,11 +206,11 @@ def test_go1_learners(results):
 def test_evaluators(results):
     good = {"estimates": [1.0, 3.0], "truth": [1.0, 3.0], "spearman": 1.0}
     bad = {"estimates": [3.0, 1.0], "truth": [1.0, 3.0], "spearman": -1.0}  # off by one range
-    cells = {"pendulum-s0": {"fitted Q": good, "per decision": bad},
-             "pendulum-s1": {"fitted Q": good, "per decision": good}}  # fmt: skip
+    cells = {"point-s0": {"fitted Q": good, "per decision": bad},
+             "point-s1": {"fitted Q": good, "per decision": good}}  # fmt: skip
     text = table.evaluators(results("ope", **{k: {"result": v} for k, v in cells.items()}))
-    assert "| pendulum | fitted Q | 1.00, 1.00 | 0 |" in text
-    assert "| pendulum | per decision | -1.00, 1.00 | 0.71 |" in text
+    assert "| point | fitted Q | 1.00, 1.00 | 0 |" in text
+    assert "| point | per decision | -1.00, 1.00 | 0.71 |" in text
 
 
 def test_adamo(results):
