@@ -23,6 +23,7 @@ from benchmarks import aro_ddpg as aro_ddpg_cells
 from benchmarks import (
     fast_halfcheetah,
     learners,
+    memory,
     metadiffuser,
     offline_speed,
     peers,
@@ -569,6 +570,26 @@ def go1_race(results: Path) -> str:
     )
 
 
+def blind_pendulum(results: Path) -> str:
+    """Return of the learners with and without memory where the speed is hidden, every seed."""
+    cells = load("memory", results)
+    names = {
+        "recurrent_ppo": "ctrl-rl, recurrent PPO",
+        "ppo": "ctrl-rl, PPO (no memory)",
+        "sb3-contrib": "sb3-contrib, RecurrentPPO",
+    }
+    rows = []
+    for learner, label in names.items():
+        found = [c["result"] for n, c in cells.items() if n.startswith(f"{learner}-s")]
+        shown = ", ".join(f"{r['return']:,.0f}" for r in found) or NOT_MEASURED
+        wall = f"{np.median([r['train_wall_s'] for r in found]):.0f} s" if found else ""
+        rows.append([label, str(len(found)), shown, wall])
+    steps = memory.SETTINGS["total_steps"]
+    head = [f"Pendulum without its speed, {steps / 1e3:.0f} k env steps", "seeds"]
+    text = markdown([*head, "return of an episode, each seed", "training, median"], rows)
+    return text + measured_on(cells)
+
+
 def evaluators(results: Path) -> str:
     """Rank correlation of each evaluator's estimates with the truth, each seed."""
     cells = load("ope", results)
@@ -653,6 +674,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "cartpole": cartpole,
     "hindsight": hindsight,
     "ope": evaluators,
+    "memory": blind_pendulum,
     "fast_halfcheetah": fast_returns,
     "go1_learners": go1_race,
     "adamo": adamo,

@@ -203,6 +203,13 @@ def test_go1_learners(results):
     assert row in text and "| FastSAC | 0 | not measured |" in text
 
 
+def test_memory(results):
+    cell = {"result": {"return": -151.4, "train_wall_s": 30.2}}
+    text = table.blind_pendulum(results("memory", **{"ppo-s0": cell, "ppo-s1": cell}))
+    assert "| ctrl-rl, PPO (no memory) | 2 | -151, -151 | 30 s |" in text
+    assert "| ctrl-rl, recurrent PPO | 0 | not measured |" in text
+
+
 def test_evaluators(results):
     good = {"estimates": [1.0, 3.0], "truth": [1.0, 3.0], "spearman": 1.0}
     bad = {"estimates": [3.0, 1.0], "truth": [1.0, 3.0], "spearman": -1.0}  # off by one range
