@@ -21,6 +21,10 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+
+# Imported before any group: its default arguments keep the group that stands at that moment. The
+# compiler imports it later, and the threads of a group that is kept abort a process at its exit.
+import torch.distributed.nn.functional
 from torch import Tensor
 
 from ctrl_rl.spec import EnvSpec

@@ -368,6 +368,26 @@ def exchange() -> None:
         assert run.due("checkpoint", 5) and run.stopping(5)
 
 
+def threads() -> set[str]:
+    """Names of this process's threads."""
+    return {path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")}
+
+
+def leave_the_group():
+    with distributed.joined(timedelta(seconds=60)):
+        import torch._dynamo  # noqa: F401  as a learner does
+
+        assert distributed.any_rank(True)
+        assert any("gloo" in name for name in threads())
+    assert not any("gloo" in name for name in threads())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_no_thread_of_the_group_outlives_it():
+    """One that is left at the process's exit aborts it now and then."""
+    Group("import test_distributed as t; t.leave_the_group()").succeed()
+
+
 def test_what_ranks_exchange():
     Group("import test_distributed as t; t.exchange()").succeed()
 
