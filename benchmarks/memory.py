@@ -13,6 +13,7 @@ import torch
 
 import ctrl_rl
 from benchmarks import peers
+from benchmarks.aro_ddpg import KeepPolicy
 from benchmarks.cells import Cell, main
 from ctrl_rl import ppo, recurrent_ppo
 from ctrl_rl.evaluation import EVALUATION_SEED
@@ -57,14 +58,6 @@ class Blind(Pendulum):
     def observe_terms(self, rows):
         """Raw values."""
         return {"angle": super().observe_terms(rows)["angle"]}
-
-
-class KeepPolicy(ctrl_rl.Run):
-    """A run in memory that keeps the policy of its last checkpoint."""
-
-    def save(self, step, policy, learner, env, replay=None):
-        """Only the policy."""
-        self.policy = policy
 
 
 def measure(config: dict) -> dict:

@@ -90,16 +90,13 @@ def point(config: dict) -> dict:
     action = torch.from_numpy(episodes.action)
     reward, lengths = torch.from_numpy(episodes.reward), torch.from_numpy(episodes.lengths)
     data = Transitions.from_episodes(episodes, timeouts="keep", normalize_obs=True)
-    rows = torch.arange(len(data.rows))[
-        torch.from_numpy(np.delete(np.arange(len(data.rows)), last))
-    ]
+    rows = torch.from_numpy(np.delete(np.arange(len(data.rows)), last))
     found: dict[str, list[float]] = {}
     generator = torch.Generator().manual_seed(seed)
     for policy in policies:
         log_ratio = log_prob(policy, obs, action) - log_prob(behaviour, obs, action)
         steps = ope.lay_out(reward, log_ratio, lengths)
-        settings = fqe_settings(config)
-        fqe = ope.fitted_q(settings, data, policy.spec, policy, (seed,))
+        fqe = ope.fitted_q(fqe_settings(config), data, policy.spec, policy, (seed,))
         q = fqe.q(rows, action)[0]
         drawn = [fqe.q(rows, policy.sample(obs, generator))[0] for _ in range(8)]
         parts = {"doubly robust": (q, torch.stack(drawn).mean(0))}
@@ -143,23 +140,27 @@ def fqe_settings(config: dict) -> ope.FQEConfig:
 
 
 def log_prob(policy, obs: Tensor, action: Tensor) -> Tensor:
-    """log pi(a|s) (T,) of a normal policy whose actions are cut at the bounds.
-
-    At a bound it is the probability of all that was cut there, which is what a ratio needs.
-    """
+    """log pi(a|s) (T,) of a normal policy whose actions are cut at the bounds."""
     section = policy.section()
     assert section["kind"] == "gaussian_mlp" and section["bound"] == "clip"
     with torch.no_grad():
         mean = policy.module.head(obs).double()
     low, high = (
-        torch.tensor([getattr(d, side) for d in policy.spec.action], dtype=torch.float64)
-        for side in ("low", "high")
+        torch.tensor([getattr(d, side) for d in policy.spec.action]) for side in ("low", "high")
     )
-    normal = torch.distributions.Normal(mean, section["log_std"].double().exp())
+    return cut_log_prob(mean, section["log_std"].double().exp(), action, low, high)
+
+
+def cut_log_prob(mean: Tensor, std: Tensor, action: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """log of what a normal, cut at low and high (A,), says of actions (T, A): (T,).
+
+    Inside it is a density; at a bound the probability of all that was cut there.
+    """
+    normal = torch.distributions.Normal(mean, std)
     inside = normal.log_prob(action.double())
-    below, above = normal.cdf(low).log(), (1 - normal.cdf(high)).log()
-    at_low, at_high = action <= low.float(), action >= high.float()
-    return torch.where(at_low, below, torch.where(at_high, above, inside)).sum(1)
+    below, above = normal.cdf(low.double()).log(), (1 - normal.cdf(high.double())).log()
+    cut = torch.where(action <= low, below, torch.where(action >= high, above, inside))
+    return cut.sum(1)
 
 
 def truth(config: dict, policy, steps: int, act, num_envs: int = 4096) -> float:

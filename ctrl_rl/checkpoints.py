@@ -211,29 +211,27 @@ def check_like(saved, like, where: str, rows_may_differ: bool = False) -> None:
         raise ValueError(f"its {where} is of type {type(saved).__name__}")
 
 
-OTHER_NETWORKS = "cannot start from a run with other networks: "
-
-
-def take_weights(state: dict, **parts) -> None:
-    """Load what another run of the same learner has under these names.
+def take_weights(learner, state: dict, *names: str) -> None:
+    """Load what another run of the same kind of learner has under these names.
 
     Args:
-        state: its learner's state.
-        parts: modules, or dictionaries of normalisers.
+        learner: has a module, or a dictionary of normalisers, as an attribute of each name.
+        state: the other learner's `state_dict()`.
+        names: keys of `state`.
 
     Raises:
         ValueError: one is missing, or has other sizes; what stands before it was loaded.
     """
-    for name, part in parts.items():
-        saved = state.get(name)
+    for name in names:
+        part, saved = getattr(learner, name), state.get(name)
         try:
-            if isinstance(part, dict):
-                if not isinstance(saved, dict) or saved.keys() != part.keys():
-                    raise ValueError(f"its {name} are others: normalize_obs differs")
-                take_weights(saved, **part)
-            else:
-                check_like(saved, part.state_dict(), name)
-                part.load_state_dict(saved)
+            if not isinstance(part, dict):
+                part, saved = {"": part}, {"": saved}
+            elif not isinstance(saved, dict) or saved.keys() != part.keys():
+                raise ValueError(f"its {name} are others: normalize_obs differs")
+            for key, module in part.items():
+                check_like(saved[key], module.state_dict(), f"{name}.{key}".rstrip("."))
+                module.load_state_dict(saved[key])
         except (ValueError, RuntimeError) as error:
-            text = " ".join(str(error).removeprefix(OTHER_NETWORKS).split())
-            raise ValueError(OTHER_NETWORKS + text) from None
+            text = " ".join(str(error).split())
+            raise ValueError(f"cannot start from a run with other networks: {text}") from None

@@ -306,13 +306,7 @@ class DDPG:
         Raises:
             ValueError: its networks have other sizes, or it is a run of another algorithm.
         """
-        take_weights(
-            state,
-            actor=self.actor,
-            critic=self.critic,
-            target_actor=self.target_actor,
-            target_critic=self.target_critic,
-        )
+        take_weights(self, state, "actor", "critic", "target_actor", "target_critic")
 
     def _critic_objective(self, critic, obs, action, reward, discount, next_obs, next_critic_obs):
         """L_Q of a minibatch and mean Q."""

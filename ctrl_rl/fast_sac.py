@@ -34,8 +34,8 @@ Deviations from the papers, each with its reason:
 5. The target H is given for actions scaled to -1..1, see `ctrl_rl.sac`; the critics read them so.
 6. Adam without weight decay, one step size for all, which may fall linearly; no bfloat16, which is
    slower than float32 on these small layers.
-7. What is evaluated and saved is a running average of the actor's weights: the actor of one moment
-   is better or worse than that of the next by more than what a while of training brings.
+7. What is evaluated and saved is a running average of the actor's weights: the actor itself gets
+   better and worse from one moment to the next; the docs page has figures.
 
 Tensors: environments (N, ...), minibatch (B, ...), critics first (2, B, K).
 `docs/algorithms/fast_sac.md` explains every logged key.
@@ -464,14 +464,7 @@ class FastSAC:
             ValueError: its networks have other sizes, only one of the two has statistics, or it
                 is a run of another algorithm.
         """
-        take_weights(
-            state,
-            actor=self.actor,
-            average=self.average,
-            critic=self.critic,
-            target=self.target,
-            normalizers=self.normalizers,
-        )
+        take_weights(self, state, "actor", "average", "critic", "target", "normalizers")
 
     def _noise(self, rows: int) -> Tensor:
         shape = (rows, self.spec.action_size)

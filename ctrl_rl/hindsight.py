@@ -38,7 +38,7 @@ class Hindsight:
     def __init__(self, replay: ReplayBuffer, env: VecEnv, num_goals: int) -> None:
         goal_groups(env.spec)
         self.replay, self.num_goals, self.spec = replay, num_goals, env.spec
-        self._largest_reward = 0.0
+        self._largest_reward = torch.zeros((), device=replay.device)
         self.env: GoalEnv = env  # pyright: ignore[reportAttributeAccessIssue]
 
     def sample(
@@ -55,7 +55,7 @@ class Hindsight:
         later = (index[rows] + ahead.long() * replay.num_envs) % replay.reward.numel()
         goal = replay.gather(later).next_obs["achieved"]
         reward, terminated = self.env.reward_for(batch.next_obs["achieved"][rows], goal)
-        self._largest_reward = max(self._largest_reward, float(reward.abs().max()))
+        self._largest_reward = torch.maximum(self._largest_reward, reward.abs().max())
         batch.reward[rows] = reward
         batch.discount[rows] = torch.where(terminated, 0.0, gamma)
         for obs in (batch.obs, batch.next_obs):
@@ -66,7 +66,8 @@ class Hindsight:
 
     def largest_reward(self) -> float:
         """Largest |reward| of a relabelled transition since the last call."""
-        found, self._largest_reward = self._largest_reward, 0.0
+        found = float(self._largest_reward)
+        self._largest_reward.zero_()
         return found
 
 

@@ -382,7 +382,7 @@ class PPO:
         Raises:
             ValueError: its networks have other sizes, or only one of the two has statistics.
         """
-        take_weights(state, networks=self.networks, normalizers=self.normalizers)
+        take_weights(self, state, "networks", "normalizers")
 
     def _normalize(self, group: str, obs: Tensor) -> Tensor:
         return self.normalizers[group](obs) if self.config.normalize_obs else obs

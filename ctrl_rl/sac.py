@@ -355,7 +355,7 @@ class SAC:
         Raises:
             ValueError: its networks have other sizes, or it is a run of another algorithm.
         """
-        take_weights(state, actor=self.actor, critic=self.critic, target=self.target)
+        take_weights(self, state, "actor", "critic", "target")
         if self.config.temperature is not None:  # kept, whatever the other run's was
             self.actor.log_temperature.fill_(math.log(self.config.temperature))
 

@@ -320,13 +320,7 @@ class TD3:
         Raises:
             ValueError: its networks have other sizes, or it is a run of another algorithm.
         """
-        take_weights(
-            state,
-            actor=self.actor,
-            critic=self.critic,
-            target_actor=self.target_actor,
-            target_critic=self.target_critic,
-        )
+        take_weights(self, state, "actor", "critic", "target_actor", "target_critic")
 
     def _noise(self, rows: int, *lead: int) -> Tensor:
         """Standard normal (*lead, rows, A), this process's part of what is drawn for all."""

@@ -7,6 +7,7 @@ import pytest
 import torch
 from recorded import episodes, random_data, spec
 
+from benchmarks.ope import cut_log_prob
 from ctrl_rl import registry
 from ctrl_rl.runs import Run
 from offline import d4rl, ope
@@ -302,3 +303,24 @@ def test_the_command_refuses_what_it_cannot_judge(tmp_path, short, monkeypatch):
     train_bc(BCConfig(total_steps=1, hidden=(4,), compile="off"), other, wide, run=run)
     with pytest.raises(ValueError, match="of 3 and 2 numbers"):
         main([str(tmp_path / "bc"), "--dataset", str(tmp_path / "noise.hdf5")])
+
+
+def test_what_a_cut_normal_says_adds_up_to_one():
+    """The benchmark's ratios: bounds that differ per dimension, each end with its own mass."""
+    low, high = torch.tensor([-1.0, -0.5]), torch.tensor([0.5, 2.0])
+    mean, std = torch.tensor([[0.3, -0.2]]).double(), torch.tensor([0.7, 0.4]).double()
+
+    def of(action):
+        return cut_log_prob(mean, std, torch.tensor([action]), low, high).exp().item()
+
+    masses = {}
+    for x in (-1.0, 0.5):
+        masses[x] = of([x, 0.0]) / of([0.0, 0.0])
+    grid = torch.linspace(-1.0, 0.5, 20_001)[1:-1]
+    inside = sum(of([float(x), 0.0]) for x in grid[::100]) / of([0.0, 0.0])
+    density_at_0 = torch.distributions.Normal(0.3, 0.7).log_prob(torch.tensor(0.0)).exp().item()
+    total = density_at_0 * (sum(masses.values()) + inside * 100 * 1.5 / 20_000)
+    assert total == pytest.approx(1.0, abs=0.01)
+    upper = 1 - torch.distributions.Normal(0.3, 0.7).cdf(torch.tensor(0.5)).item()
+    assert masses[0.5] * density_at_0 == pytest.approx(upper, rel=1e-4)
+    assert masses[0.5] > 2 * masses[-1.0]  # the mean lies at the upper end
