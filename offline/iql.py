@@ -17,7 +17,7 @@ No action outside the data is ever asked for its value. Rewards of D4RL's locomo
 
 Settings of the paper (appendix B) that are not the defaults: AntMaze expectile 0.9, inverse
 temperature 10; Adroit and kitchen expectile 0.7, inverse temperature 0.5, and dropout of 0.1 in
-the policy, which is not here.
+the policy.
 
 Deviations from the paper, each with its reason:
 
@@ -49,7 +49,7 @@ from ctrl_rl.runs import Run
 from ctrl_rl.spec import EnvSpec
 from offline import training
 from offline.adamo import AdamOConfig
-from offline.networks import StackedActor, StackedMLP, StackedQ, stream
+from offline.networks import StackedActor, StackedMLP, StackedQ, dropout_masks, stream
 from offline.settings import check_settings, minibatch_step, value_optimizer
 from offline.td3_bc import critic_loss
 from offline.training import Evaluate, fit
@@ -79,8 +79,8 @@ STATS = (
 PRESETS: dict[str, dict] = {
     "gym": {"reward": "locomotion"},
     "antmaze": {"reward": "antmaze", "expectile": 0.9, "inverse_temperature": 10.0},
-    "adroit": {"inverse_temperature": 0.5},
-    "kitchen": {"inverse_temperature": 0.5},
+    "adroit": {"inverse_temperature": 0.5, "dropout": 0.1},
+    "kitchen": {"inverse_temperature": 0.5, "dropout": 0.1},
 }
 """D4RL's family -> settings of `ctrl-rl offline train` other than its defaults: the paper's."""
 
@@ -111,6 +111,8 @@ class IQLConfig:
     """Factor of the advantage in an action's weight [1/reward]; 0 is behaviour cloning."""
     deterministic: bool = False
     """The policy has no deviation and is regressed on actions."""
+    dropout: float = 0.0
+    """Share of the outputs of the policy's hidden layers that an update leaves out."""
     hidden: tuple[int, ...] = (256, 256)
     """Widths of the hidden layers of all networks."""
     activation: str = "relu"
@@ -127,6 +129,7 @@ class IQLConfig:
             self,
             ("expectile", 0 < self.expectile < 1, "above 0 and below 1"),
             ("inverse_temperature", 0 <= self.inverse_temperature < math.inf, "0 or more"),
+            ("dropout", 0 <= self.dropout < 1, "0 or more and below 1"),
         )
 
 
@@ -160,9 +163,9 @@ class Actor(nn.Module):
         if not deterministic:
             self.log_std = nn.Parameter(torch.zeros(mean.net.seeds, 1, len(mean.low)))
 
-    def log_prob(self, obs: Tensor, action: Tensor) -> Tensor:
+    def log_prob(self, obs: Tensor, action: Tensor, masks: Sequence[Tensor] = ()) -> Tensor:
         """log pi(a|s) (S, B) of actions scaled to -1..1; of a deterministic one -|pi(s) - a|^2."""
-        error = (action - self.mean(obs)) / ((self.mean.high - self.mean.low) / 2)
+        error = (action - self.mean(obs, masks)) / ((self.mean.high - self.mean.low) / 2)
         if self.log_std is None:
             return -error.square().sum(2)
         log_std = self.log_std.clamp(*LOG_STD_RANGE)
@@ -187,7 +190,7 @@ class IQL:
         config: settings.
         data: what will be learned from: its sizes, device and normaliser count.
         spec: what the policy reads and gives.
-        seeds: decide initial weights; S of them, learned side by side.
+        seeds: decide initial weights and dropout; S of them, learned side by side.
         critic_optimizer: makes the optimiser of the critics; None for what `config` says.
 
     Raises:
@@ -216,6 +219,7 @@ class IQL:
         sizes = (data.obs_size, *config.hidden, 1)
         self.value = StackedMLP(1, sizes, config.activation, start).to(self.device)
         self.target = deepcopy(self.critic).requires_grad_(False)
+        self.noise = [stream(seed, "dropout", self.device) for seed in seeds]
         of_value = value_optimizer(config, self.value, len(self.seeds))
         of_critic = critic_optimizer or value_optimizer(config, self.critic, len(self.seeds))
         self.value_step = minibatch_step(
@@ -242,7 +246,8 @@ class IQL:
         # The advantages ride on the figures of V's step.
         of_value = self.value_step(obs, action)
         of_value, advantage = of_value[[0, -2, -1]], of_value[1:-2].T
-        of_actor = self.actor_step(obs, action, advantage)
+        masks = dropout_masks(self.noise, self.config.dropout, obs.shape[1], self.config.hidden)
+        of_actor = self.actor_step(obs, action, advantage, *masks)
         of_critic = self.critic_step(obs, action, reward, next_obs, terminated)
         with torch.no_grad():
             torch._foreach_lerp_(  # pyright: ignore
@@ -259,12 +264,15 @@ class IQL:
     def state_dict(self) -> dict:
         """Everything that decides the future of training but what is drawn, as a copy."""
         parts = {name: getattr(self, name).state_dict() for name in _PARTS}
-        return deepcopy({**parts, "updates": self.updates})
+        noise = [generator.get_state() for generator in self.noise]
+        return deepcopy({**parts, "noise": noise, "updates": self.updates})
 
     def load_state_dict(self, state: dict) -> None:
         """Continue exactly where `state_dict` was taken."""
         for name in _PARTS:
             getattr(self, name).load_state_dict(state[name])
+        for generator, saved in zip(self.noise, state["noise"], strict=True):
+            generator.set_state(saved)
         self.updates = state["updates"]
 
     def _value_objective(self, value, obs, action):
@@ -276,10 +284,11 @@ class IQL:
         figures = torch.cat([v.detach().mean(1)[None], advantage.detach().T])
         return expectile_loss(advantage, self.config.expectile), figures
 
-    def _actor_objective(self, actor, obs, action, advantage):
+    def _actor_objective(self, actor, obs, action, advantage, *masks):
         """L_pi of a minibatch and the mean weight."""
         weight = weights_of(advantage, self.config.inverse_temperature)
-        return actor_loss(weight, actor.log_prob(obs, action)), weight.mean(1)[None]
+        log_prob = actor.log_prob(obs, action, masks)
+        return actor_loss(weight, log_prob), weight.mean(1)[None]
 
     def _critic_objective(self, critic, obs, action, reward, next_obs, terminated):
         """L_Q of a minibatch and mean Q."""

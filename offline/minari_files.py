@@ -95,7 +95,7 @@ def _read_table(file: Path, kind: str):
     if kind == "parquet":
         import pyarrow.parquet
 
-        return pyarrow.parquet.read_table(file, partitioning=None)
+        return pyarrow.parquet.read_table(file, partitioning=None)  # pyright: ignore
     with pyarrow.OSFile(str(file)) as raw, pyarrow.ipc.open_file(raw) as reader:
         return reader.read_all()
 

@@ -7,7 +7,7 @@ of its own, and are those that it has alone.
 
 Tensors: seeds first, then members: inputs (S, B, in) or (S, E, B, in), outputs (S, E, B, out).
 
-Reading order: `StackedMLP` -> `StackedQ` -> `StackedActor` -> `stream`, `normal`.
+Reading order: `StackedMLP` -> `StackedQ` -> `StackedActor` -> `stream`, `normal`, `dropout_masks`.
 """
 
 import hashlib
@@ -60,19 +60,23 @@ class StackedMLP(nn.Module):
             layer.bias = nn.Parameter(torch.stack([x.bias.detach()[None] for x in same_layer]))
             self.layers.append(layer)
 
-    def forward(self, x: Tensor, members: int | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, members: int | None = None, masks: Sequence[Tensor] = ()
+    ) -> Tensor:
         """(S, B, in), the same for all members, or (S, E, B, in), to (S, E, B, out).
 
         With `members` the first so many of them alone are asked, which take their place as E.
+        `masks`, one (S E, B, width) for each hidden layer, multiply what comes out of it.
         """
         count = self.members if members is None else members
         if x.ndim == 3:
             x = x[:, None].expand(-1, count, -1, -1)
         x = x.reshape(self.seeds * count, *x.shape[2:])
         *hidden, last = self.layers
-        for layer in hidden:
+        for i, layer in enumerate(hidden):
             x = torch.baddbmm(self._first(layer.bias, count), x, self._first(layer.weight, count))
             x = self.activation(nn.functional.layer_norm(x, x.shape[-1:]) if self.layer_norm else x)
+            x = x * masks[i] if masks else x
         weight, bias = self._first(last.weight, count), self._first(last.bias, count)
         if weight.shape[2] == 1:  # batched products are slow for a single column
             x = (x * weight.transpose(1, 2)).sum(2, keepdim=True) + bias
@@ -172,9 +176,9 @@ class StackedActor(nn.Module):
         self.register_buffer("low", low, persistent=False)
         self.register_buffer("high", high, persistent=False)
 
-    def forward(self, obs: Tensor) -> Tensor:
-        """(S, B, d) to (S, B, A) in action units."""
-        return squash(self.net(obs)[:, 0], self.low, self.high)
+    def forward(self, obs: Tensor, masks: Sequence[Tensor] = ()) -> Tensor:
+        """(S, B, d) to (S, B, A) in action units; `masks` as in `StackedMLP.forward`."""
+        return squash(self.net(obs, masks=masks)[:, 0], self.low, self.high)
 
     def section(self, seed: int, noise_std: Tensor, spec, normalizer) -> dict:
         """One seed's policy as `ctrl_rl.policy.Policy.from_section` reads it.
@@ -213,3 +217,17 @@ def normal(generators: Sequence[torch.Generator], *shape: int) -> Tensor:
 def uniform(generators: Sequence[torch.Generator], *shape: int) -> Tensor:
     """Uniform in 0..1 (S, *shape), each seed's part from its own generator."""
     return torch.stack([torch.rand(shape, generator=g, device=g.device) for g in generators])
+
+
+def dropout_masks(
+    generators: Sequence[torch.Generator], share: float, batch: int, widths: Sequence[int]
+) -> list[Tensor]:
+    """Masks (S, B, width) of a network's hidden layers, each seed's from its own generator.
+
+    An entry is 0 with probability `share` and 1 / (1 - share) otherwise (Srivastava et al.,
+    Dropout, JMLR 15, 2014, inverted). None where the share is 0.
+    """
+    if share == 0:
+        return []
+    drawn = uniform(generators, batch, sum(widths))
+    return list(((drawn >= share) / (1 - share)).split(list(widths), 2))

@@ -8,7 +8,8 @@ from recorded import episodes, random_data, spec
 from ctrl_rl.policy import Policy
 from offline import iql, training
 from offline.iql import IQL, IQLConfig
-from offline.transitions import Transitions
+from offline.networks import dropout_masks
+from offline.transitions import Batch, Transitions
 
 
 def test_value_loss_by_hand():
@@ -105,6 +106,52 @@ def test_the_policys_step_size_falls_along_half_a_cosine():
     assert rates[0] == pytest.approx(3e-4) and rates[50] == pytest.approx(1.5e-4)
     assert rates[-1] == pytest.approx(3e-4 / 2 * (1 + math.cos(0.99 * math.pi)), rel=1e-4)
     assert float(made.value_step.learning_rate) == pytest.approx(3e-4)
+
+
+def test_dropout_cuts_the_policys_hidden_units_by_its_seeds_own_draws():
+    data = random_data()
+    config = IQLConfig(batch_size=16, hidden=(8, 6), compile="off", dropout=0.25)
+    of_spec = spec(3, (-1.0, -1.0), (1.0, 1.0))
+    made, alone = IQL(config, data, of_spec, (4, 5)), IQL(config, data, of_spec, (5,))
+    states = [g.get_state() for g in made.noise]
+    masks = dropout_masks(made.noise, 0.25, 16, (8, 6))
+    assert [m.shape for m in masks] == [(2, 16, 8), (2, 16, 6)]
+    for generator, state in zip(made.noise, states, strict=True):
+        generator.set_state(state)
+    batch = data.batch(data.draw(16, [torch.Generator().manual_seed(s) for s in (0, 1)]))
+    with torch.no_grad():
+        x = batch.obs
+        for layer, mask in zip(made.actor.mean.net.layers[:-1], masks, strict=True):
+            x = torch.relu(torch.baddbmm(layer.bias, x, layer.weight)) * mask
+        last = made.actor.mean.net.layers[-1]
+        mean = torch.tanh(torch.baddbmm(last.bias, x, last.weight))
+        advantage = made.target(batch.obs, batch.action).amin(1) - made.value(batch.obs)[:, 0, :, 0]
+        log_prob = torch.distributions.Normal(mean, 1.0).log_prob(batch.action).sum(2)
+        expected = -(iql.weights_of(advantage, 3.0) * log_prob).mean(1)
+    found = made.update(batch)[iql.STATS.index("loss/actor")]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    lone = alone.update(Batch(*(x[1:] for x in batch)))[iql.STATS.index("loss/actor")]
+    torch.testing.assert_close(lone, expected[1:], rtol=1e-4, atol=1e-4)
+
+
+def test_masks_of_dropout_keep_the_mean():
+    generators = [torch.Generator().manual_seed(s) for s in (0, 1)]
+    mask = dropout_masks(generators, 0.25, 20_000, (3,))[0]
+    torch.testing.assert_close(mask.unique(), torch.tensor([0, 4 / 3]))
+    torch.testing.assert_close(mask.mean((1, 2)), torch.ones(2), atol=0.01, rtol=0)
+    assert not torch.equal(mask[0], mask[1])
+    assert dropout_masks(generators, 0.0, 4, (3,)) == []
+
+
+def test_a_run_with_dropout_goes_on_as_if_it_had_never_stopped():
+    data = random_data()
+    config = IQLConfig(batch_size=16, hidden=(8,), compile="off", dropout=0.5)
+    make = lambda: IQL(config, data, spec(3, (-1.0, -1.0), (1.0, 1.0)), (0, 1))  # noqa: E731
+    batch = data.batch(data.draw(16, [torch.Generator().manual_seed(s) for s in (0, 1)]))
+    first, second = make(), make()
+    first.update(batch)
+    second.load_state_dict(first.state_dict())
+    torch.testing.assert_close(first.update(batch), second.update(batch), rtol=0, atol=0)
 
 
 def bandit() -> Transitions:

@@ -191,7 +191,7 @@ def test_a_damaged_checkpoint_is_one_line(tmp_path, hopper, part):
         ("iql", "antmaze-umaze-v2", {"reward": "antmaze", "expectile": 0.9,
                                      "inverse_temperature": 10.0}),
         ("iql", "pen-human-v1", {"reward": "raw", "inverse_temperature": 0.5}),
-        ("iql", "door-human_dapg.hdf5", {"inverse_temperature": 0.5, "expectile": 0.7}),
+        ("iql", "door-human_dapg.hdf5", {"dropout": 0.1, "expectile": 0.7}),
         ("cql", "antmaze-umaze-v2", {"reward": "antmaze", "conservatism": 5.0}),
         ("iql", "maze2d-umaze-v1", {"reward": "raw", "expectile": 0.7}),
         ("iql", "elephant-v2", {"reward": "raw"}),  # no ant
