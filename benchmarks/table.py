@@ -25,6 +25,7 @@ from benchmarks import (
     learners,
     memory,
     metadiffuser,
+    offline_quality,
     offline_speed,
     peers,
     ppo_halfcheetah,
@@ -608,6 +609,45 @@ def evaluators(results: Path) -> str:
     return markdown([*head, "error, in ranges of the truth"], rows) + measured_on(cells)
 
 
+def offline_scores(names: Sequence[str], results: Path) -> str:
+    """Last score of offline learners on data of our own, every seed, and the verdicts on BC.
+
+    Args:
+        names: of the learners, as those of cells of `benchmarks.offline_quality` end.
+        results: parent of the folders.
+    """
+    cells, rows, used = load("offline_quality", results), [], {}
+    lasts: dict[tuple[str, str], list[float]] = {}
+    for cell in offline_quality.CELLS:
+        dataset = cell.config["dataset"]
+        name = cell.name.removeprefix(f"{dataset}-")
+        if name not in names:
+            continue
+        updates = f"{cell.config['settings']['total-steps']:,}"
+        label = [dataset, cell.config["algo"], updates]
+        if cell.name not in cells:
+            rows.append([*label, NOT_MEASURED, ""])
+            continue
+        used[cell.name] = cells[cell.name]
+        found = lasts[dataset, name] = cells[cell.name]["result"]["last"]
+        shown = ", ".join(f"{x:.1f}" for x in found)
+        rows.append([*label, f"{np.mean(found):.1f} ± {np.std(found):.1f}", shown])
+    head = ["data of our own", "learner", "updates", "last score", "each seed"]
+    lines = []
+    for (dataset, name), scores in lasts.items():
+        if name == "bc" or (dataset, "bc") not in lasts or name not in offline_quality.JUDGED:
+            continue
+        iqm, iqm_bc, difference = offline_quality.better(scores, lasts[dataset, "bc"])
+        low, high = difference.ci95 or (-np.inf, np.inf)
+        said = "better" if low > 0 else "worse" if high < 0 else "undecided"
+        lines.append(
+            f"- {name} on {dataset}: interquartile mean {iqm:.1f}, BC {iqm_bc:.1f}, difference "
+            f"{difference.value:+.1f}, 95 % interval {low:+.1f} to {high:+.1f}: {said}"
+        )
+    verdicts = "\n\n" + "\n".join(lines) if lines else ""
+    return markdown(head, rows) + verdicts + measured_on(used)
+
+
 def adamo(results: Path) -> str:
     """The largest |Q| of each seed after training by Adam, AdamO and AdamO without its budget."""
     cells = load("adamo", results)
@@ -687,6 +727,16 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "ppo_loop": ppo_loop,
     "sac_speed": sac_updates,
     "offline_speed": offline_updates,
+    "offline_quality": partial(offline_scores, (*offline_quality.JUDGED, *offline_quality.SHOWN)),
+    "offline_bc": partial(offline_scores, ("bc", "bc-best-tenth")),
+    "offline_adamo": partial(offline_scores, ("td3_bc", "td3_bc-adamo")),
+    **{
+        f"offline_{name}": partial(offline_scores, ("bc", name))
+        for name in (*("td3_bc", "iql", "por", "cql", "awac"), *("rebrac", "edac"))
+    },
+    "offline_decision_transformer": partial(
+        offline_scores, ("bc", "bc-best-tenth", "decision_transformer")
+    ),
     "ppo_returns": partial(returns, "ppo"),
     "sac_returns": partial(returns, "sac"),
     "td3_returns": partial(returns, "td3"),

@@ -220,6 +220,32 @@ def test_evaluators(results):
     assert "| point | per decision | -1.00, 1.00 | 0.71 |" in text
 
 
+def test_offline_scores_are_judged_against_bc(results):
+    scores = {
+        "bc": [10.0, 11.0, 12.0, 13.0, 14.0],
+        "iql": [20.0, 21.0, 22.0, 23.0, 24.0],
+        "por": [10.0, 11.0, 12.0, 13.0, 40.0],
+        "td3_bc-adamo": [1.0, 1.0, 1.0, 1.0, 3.0],
+        "cql": [90.0] * 5,
+    }
+    folder = results("offline_quality")
+    for name, last in scores.items():  # names hold "_", which the fixture turns into "-"
+        results("offline_quality", cell={"result": {"last": last}})
+        made = folder / "offline_quality" / "cell.json"
+        made.rename(made.with_name(f"hopper-medium-replay-{name}.json"))
+    text = table.TABLES["offline_quality"](folder)
+    row = "| hopper-medium-replay | iql | 50,000 | 22.0 ± 1.4 | 20.0, 21.0, 22.0, 23.0, 24.0 |"
+    assert row in text and "| hopper-medium-replay | td3_bc | 50,000 | not measured |  |" in text
+    start = "interquartile mean 22.0, BC 12.0, difference +10.0, 95 % interval +"
+    assert f"- iql on hopper-medium-replay: {start}" in text and ": better" in text
+    # The middle three of five: (11 + 12 + 13) / 3 again.
+    start = "interquartile mean 12.0, BC 12.0, difference +0.0, 95 % interval -"
+    assert f"- por on hopper-medium-replay: {start}" in text and ": undecided" in text
+    assert "- td3_bc-adamo on" in text and ": worse" in text
+    assert "- cql on" not in text  # shown, of fewer updates
+    assert "iql" not in table.TABLES["offline_por"](folder)
+
+
 def test_adamo(results):
     toy = {"q_max": [42_773.9, 99.0, None, 7.02, 3.0]}
     door = {"q_max": [1_500.0, 2_500.0, 1.0, 1.0, 1.0], "bound": 1999.24}
