@@ -501,7 +501,7 @@ def hindsight(results: Path) -> str:
             [
                 title,
                 str(len(found)),
-                ", ".join(f"{x:.0f} %" for x in share("success")),
+                ", ".join(f"{x:.1f} %" for x in share("success")),
                 f"{np.mean(share('there')):.0f} %",
                 f"{100 * np.mean([r['distance'] for r in found]):.1f} cm",
                 f"{np.median([r['train_wall_s'] for r in found]):.0f} s",

@@ -174,10 +174,10 @@ def test_hindsight(results):
     folder = results("hindsight", hindsight_s0={"result": cell}, hindsight_s1={"result": other})
     text = table.hindsight(folder)
     assert "| Reach-v0, 100 k env steps | seeds |" in text
-    assert "| SAC with hindsight | 2 | 98 %, 100 % | 70 % | 4.0 cm | 55 s |" in text
+    assert "| SAC with hindsight | 2 | 98.5 %, 100.0 % | 70 % | 4.0 cm | 55 s |" in text
     assert "| SAC | 0 | not measured |" in text
     folder = results("hindsight", plain_s0={"result": {**cell, "success": 0.01}})
-    assert "| SAC | 1 | 1 % | 60 % | 5.0 cm | 50 s |" in table.hindsight(folder)
+    assert "| SAC | 1 | 1.0 % | 60 % | 5.0 cm | 50 s |" in table.hindsight(folder)
 
 
 def test_fast_halfcheetah_judges_from_five_seeds_on(results):
