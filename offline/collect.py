@@ -16,6 +16,9 @@ evaluation draws from them.
 Reading order: `Source` -> `collect` -> `roll_out`, `read_replay` -> `from_grid`.
 """
 
+import dataclasses
+import hashlib
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,9 +39,6 @@ from ctrl_rl.spec import Discrete, EnvSpec
 from offline.datasets import file_sha256
 from offline.episodes import Episodes, concatenate, digest
 from offline.scores import played_in
-
-COLLECTION_SEED = 3_000_003
-"""Added to the seed of a collection: neither training nor evaluation has seen its episodes."""
 
 MOST_ENVS, LEAST_EPISODES = 32, 5
 
@@ -120,8 +120,9 @@ def collect(
         progress: takes a line of text after each source.
 
     Returns:
-        Episodes with metadata: task, simulator, seed, sources, action_bounds, digest. Of each
-        source it gives the mean return of the episodes that ended.
+        Episodes with metadata: task, simulator, seed, sources, action_bounds, digest; `task_config`
+        with the settings of the task that are not its own, where the runs had such. Of each source
+        it gives the mean return of the episodes that ended.
 
     Raises:
         ValueError: a source that does not fit the task, a task with discrete or, for random
@@ -131,10 +132,11 @@ def collect(
     counts[-1] = steps - sum(counts[:-1])
     if min(counts) < 1:
         raise ValueError(f"{steps} steps are too few for {len(sources)} sources")
-    config = _task_config(task, sources)
+    trained_in = _task_config(task, sources)
+    changed, config = _changed(task, trained_in), trained_in.evaluation()
     parts, described = [], []
     for i, (source, count) in enumerate(zip(sources, counts, strict=True)):
-        source_seed = seed + COLLECTION_SEED + i
+        source_seed = _source_seed(seed, i)
         env = make(
             task,
             min(num_envs or _enough_envs(task, config, min(counts)), count),
@@ -167,6 +169,7 @@ def collect(
     plain = lambda bound: [v if math.isfinite(v) else None for v in bound]  # noqa: E731
     episodes.metadata.update(
         task=task,
+        **changed,
         simulator=played_in(task, backend),
         seed=seed,
         deterministic=deterministic,
@@ -414,6 +417,16 @@ def _bounds(spec: EnvSpec) -> tuple[list[float], list[float]]:
     return [dim.low for dim in spec.action], [dim.high for dim in spec.action]
 
 
+def _source_seed(seed: int, i: int) -> int:
+    """Of the i-th source.
+
+    A draw of its own for each pair, so that no two sources of any two collections play the same
+    episodes, and neither training nor evaluation has seen them.
+    """
+    drawn = hashlib.blake2b(f"collect:{seed}:{i}".encode(), digest_size=4).digest()
+    return int.from_bytes(drawn, "big") >> 1
+
+
 def _task_config(task: str, sources: Sequence[Source]):
     """The configuration that the runs were trained with; the task's default for random actions.
 
@@ -435,4 +448,22 @@ def _task_config(task: str, sources: Sequence[Source]):
                 "belong in two data sets"
             )
         config, first = found, source.run
-    return (task_class.Config() if config is None else config).evaluation()
+    return task_class.Config() if config is None else config
+
+
+def _changed(task: str, config: Any) -> dict[str, Any]:
+    """`task_config` for the metadata: settings other than the task's own; empty for none.
+
+    Raises:
+        ValueError: one that is not finite, which a file cannot hold.
+    """
+    own = dataclasses.asdict(registry.load("tasks", task).Config())
+    found = {k: v for k, v in dataclasses.asdict(config).items() if v != own[k]}
+    for name, value in found.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except ValueError:
+            raise ValueError(
+                f"the run has {name} {value} in {task}: settings of a recorded task must be finite"
+            ) from None
+    return {"task_config": json.loads(json.dumps(found))} if found else {}

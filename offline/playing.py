@@ -3,7 +3,8 @@
 A policy section needs an `EnvSpec`. Where one of our tasks has the data's observation and action,
 its spec is taken, and the policy can be played; else a spec is made from the data alone.
 
-Reading order: `family_of` -> `recorded_task` -> `find_task` -> `spec_of` -> `Judge`.
+Reading order: `family_of` -> `recorded_task` -> `find_task` -> `task_config` -> `spec_of` ->
+`Judge`.
 """
 
 import json
@@ -16,6 +17,7 @@ from typing import Any
 import h5py
 
 from ctrl_rl import registry
+from ctrl_rl.commands.train import rebuild
 from ctrl_rl.evaluation import SELECTION_SEED, evaluate
 from ctrl_rl.making import make
 from ctrl_rl.policy import Policy
@@ -76,6 +78,26 @@ def find_task(metadata: Mapping[str, Any]) -> str | None:
     return next((task for name, task in TASKS.items() if name in words), None)
 
 
+def task_config(task: str, recorded: Mapping[str, Any] | None, where: str) -> Any:
+    """The settings of a task that data was recorded in, to evaluate with; or the task's own.
+
+    Args:
+        task: task id.
+        recorded: `task_config` of the data's metadata: settings that are not the task's own.
+        where: what it stands in, for errors.
+
+    Raises:
+        ValueError: settings that this version's task does not have.
+    """
+    kind = registry.load("tasks", task).Config
+    return kind() if recorded is None else rebuild(kind, dict(recorded), Path(where))
+
+
+def recorded_config(metadata: Mapping[str, Any], task: str) -> dict | None:
+    """Settings other than a task's own that the data was recorded in; None for none."""
+    return metadata.get("task_config") if metadata.get("task") == task else None
+
+
 def spec_of(
     data: Transitions, metadata: Mapping[str, Any], task: str | None = None
 ) -> tuple[EnvSpec, str | None, str]:
@@ -83,7 +105,7 @@ def spec_of(
 
     Args:
         data: what will be learned from.
-        metadata: of its `Episodes`; read are task, dataset and action_bounds.
+        metadata: of its `Episodes`; read are task, task_config, dataset and action_bounds.
         task: a task that the data is said to fit; None to find one.
 
     Returns:
@@ -96,7 +118,8 @@ def spec_of(
     name, found = str(metadata.get("dataset", "recorded data")), task or find_task(metadata)
     if found is None:
         return _made_spec(data, metadata), None, f"no evaluation: no task here is that of {name}"
-    env = make(found, 1, threads=1)
+    config = task_config(found, recorded_config(metadata, found), name)
+    env = make(found, 1, threads=1, config=config.evaluation())
     env.close()
     spec, sizes = env.spec, (data.obs_size, data.action_size)
     if not isinstance(spec.action, Discrete) and sizes == (spec.obs_size(), spec.action_size):
@@ -145,6 +168,7 @@ class Judge:
         reference: of the data set; adds `eval/normalized_score`.
         device: of the environments.
         threads: simulator threads, 0 for all cores.
+        config: settings of the task; None for its own.
     """
 
     def __init__(
@@ -154,9 +178,11 @@ class Judge:
         reference: Reference | None = None,
         device: str = "cpu",
         threads: int = 0,
+        config: Any = None,
     ) -> None:
         self.task, self.episodes, self.reference = task, episodes, reference
         self.device, self.threads = device, threads
+        self.config = registry.load("tasks", task).Config() if config is None else config
         self._envs: dict[int, tuple[Any, dict]] = {}
 
     def __call__(self, policy: Policy, seed: int) -> dict[str, float]:
@@ -168,7 +194,7 @@ class Judge:
                 device=self.device,
                 seed=seed + SELECTION_SEED,
                 threads=self.threads,
-                config=registry.load("tasks", self.task).Config().evaluation(),
+                config=self.config.evaluation(),
             )
             self._envs[seed] = env, env.state_dict()
         env, start = self._envs[seed]

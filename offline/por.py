@@ -32,6 +32,8 @@ Deviations from the source, each with its reason:
    start orthogonal.
 3. The source trains b in a run of its own, of 1e6 updates like the main one. Here both are one run,
    of 2e6 with `behavior_share` 0.5.
+4. Where the data does not hold the observation that an episode ended in, as AntMaze's does not, the
+   last transition counts in L_V alone: the other losses would learn to stay in the goal.
 
 Tensors: seeds first, minibatch (S, B, ...), values (S, 2, B). `docs/algorithms/por.md` explains
 every logged key.
@@ -198,9 +200,23 @@ def residual_weight(residual: Tensor, alpha: float) -> Tensor:
     return (alpha * residual).clamp(max=math.log(LARGEST_WEIGHT)).exp()
 
 
-def residual_loss(weight: Tensor, log_prob: Tensor) -> Tensor:
-    """L_g (S,) of "residual" from weights and log g(s'|s) (S, B)."""
-    return -(weight * log_prob).mean(1)
+def residual_loss(weight: Tensor, log_prob: Tensor, known: Tensor) -> Tensor:
+    """L_g (S,) of "residual" from weights, log g(s'|s) and which s' are known (S, B)."""
+    return -mean_of(weight * log_prob, known)
+
+
+def known_successors(obs: Tensor, next_obs: Tensor, terminated: Tensor) -> Tensor:
+    """1 where s' was recorded, 0 where not (S, B).
+
+    `Episodes` repeats the last observation where an episode's final one is unknown, and
+    `Transitions` keeps such a row only if the episode terminated.
+    """
+    return 1 - terminated * (next_obs == obs).all(2).to(obs.dtype)
+
+
+def mean_of(x: Tensor, known: Tensor) -> Tensor:
+    """Mean (S,) of those entries of x (S, B) where `known` is 1; 0 where none is."""
+    return (x * known).sum(1) / known.sum(1).clamp(min=1)
 
 
 def value_gradient_weight(value: Tensor, alpha: float) -> Tensor:
@@ -314,8 +330,9 @@ class POR:
             Figures (K, S) named by `STATS`; those of the behaviour guide are of its last step.
         """
         obs, action, reward, next_obs, terminated = batch
+        known = known_successors(obs, next_obs, terminated)
         if self.updates < self.config.behavior_steps:
-            self._of_behavior = self.behavior_step(obs, next_obs)
+            self._of_behavior = self.behavior_step(obs, next_obs, known)
             self.updates += 1
             rest = torch.zeros(len(STATS) - 2, len(self.seeds), device=self.device)
             return torch.cat([rest, self._of_behavior])
@@ -331,16 +348,16 @@ class POR:
         if self.config.variant == "residual":
             with torch.no_grad():
                 residual = y - self.value(obs)[..., 0].amin(1)
-            of_guide = self.guide_step(obs, next_obs, residual)
+            of_guide = self.guide_step(obs, next_obs, residual, known)
         else:
             of_guide = self.guide_step(obs, normal(self.noise, *obs.shape[1:]))
         both, scaled = torch.cat([obs, next_obs], 2), (action - self.middle) / self.half_range
         if self.config.execute_from:
             with torch.no_grad():
-                loss = -self.execute.log_prob(both, scaled).mean(1)
+                loss = -mean_of(self.execute.log_prob(both, scaled), known)
             of_execute = torch.stack([torch.zeros_like(loss), loss])
         else:
-            of_execute = self.execute_step(both, scaled)
+            of_execute = self.execute_step(both, scaled, known)
         self.updates += 1
         return torch.cat([of_value, of_guide, of_execute, self._of_behavior])
 
@@ -442,15 +459,16 @@ class POR:
         v = value(obs)[..., 0]
         return value_loss(v, y, self.config.expectile), v.detach().mean((1, 2))[None]
 
-    def _likelihood(self, module, x, y):
+    def _likelihood(self, module, x, y, known):
         """-mean log density of y given x; no other figure."""
-        loss = -module.log_prob(x, y).mean(1)
+        loss = -mean_of(module.log_prob(x, y), known)
         return loss, loss.detach()[None][:0]
 
-    def _residual_objective(self, guide, obs, next_obs, residual):
+    def _residual_objective(self, guide, obs, next_obs, residual, known):
         """L_g of a minibatch and the mean weight."""
         weight = residual_weight(residual, self.config.alpha)
-        return residual_loss(weight, guide.log_prob(obs, next_obs)), weight.mean(1)[None]
+        loss = residual_loss(weight, guide.log_prob(obs, next_obs), known)
+        return loss, mean_of(weight, known)[None]
 
     def _value_gradient_objective(self, guide, obs, noise):
         """L_g of a minibatch and lambda."""

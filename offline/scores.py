@@ -65,10 +65,12 @@ def find_reference(metadata: Mapping[str, Any]) -> Reference | None:
     """The reference for a data set, or None where there is none.
 
     Minari's data sets carry their own (`ref_min_score`, `ref_max_score`). Those replayed from D4RL
-    without any (adroit, kitchen) get D4RL's, as do data sets collected on a body that D4RL has too.
+    without any (adroit, kitchen) get D4RL's, as do data sets collected on a body that D4RL has too,
+    with the task's own rewards and ends.
 
     Args:
-        metadata: of `Episodes`; read are dataset, dataset_id, task, ref_min_score, ref_max_score.
+        metadata: of `Episodes`; read are dataset, dataset_id, task, task_config, ref_min_score,
+            ref_max_score.
     """
     low, high = metadata.get("ref_min_score"), metadata.get("ref_max_score")
     name = str(metadata.get("dataset_id") or metadata.get("dataset") or "")
@@ -79,6 +81,8 @@ def find_reference(metadata: Mapping[str, Any]) -> Reference | None:
     if name not in table:
         parts = name.split("/")
         first = BODIES.get(str(metadata.get("task", "")).partition("-")[0])
+        if metadata.get("task_config"):
+            first = None  # other rewards or ends: other returns
         if len(parts) == 3 and parts[0] == "D4RL":
             first = parts[1]
             if first not in ("pen", "door", "hammer", "relocate", "kitchen"):

@@ -169,13 +169,50 @@ def test_the_same_call_gives_the_same_data_and_says_its_seeds(run):
     assert digest(other) != digest(episodes) == episodes.metadata["digest"]
     about = episodes.metadata
     assert [s["steps"] for s in about["sources"]] == [200, 100, 100]
-    assert [s["seed"] for s in about["sources"]] == [3_000_007, 3_000_008, 3_000_009]
+    assert len({s["seed"] for s in about["sources"] + other.metadata["sources"]}) == 6
     assert about["sources"][0]["env_steps"] == 160 and len(about["sources"][0]["sha256"]) == 64
     assert about["sources"][0]["source"].endswith(":step-160")
     assert about["action_bounds"] == [[-2.0], [2.0]]
     assert about["simulator"].startswith("Pendulum-v0 (")
     d4rl.write(Path("x.hdf5"), episodes)
     assert_same(load("x.hdf5"), episodes)
+
+
+def test_what_was_recorded_in_other_settings_is_evaluated_in_them(run, tmp_path):
+    from offline import scores
+    from offline.commands import train
+
+    episodes = collect("Pendulum-v0", Source.parse_all([str(run)]), 60, num_envs=1, threads=1)
+    assert episodes.metadata["task_config"] == {"max_episode_steps": 30}
+    assert (
+        collect("Pendulum-v0", Source.parse_all(["random"]), 9).metadata.get("task_config") is None
+    )
+    d4rl.write(Path("short.hdf5"), episodes)
+    words = ["--algo", "bc", "--dataset", "short.hdf5", "--total-steps", "2", "--episodes", "2"]
+    small = ["--algo.hidden", "4", "--algo.batch-size", "4", "--algo.compile", "off"]
+    done = train.main([*words, *small, "--run-dir", str(tmp_path / "bc")])
+    assert done["metrics"]["episode_length"]["mean"] == 30
+    assert done["config"]["data"]["task_config"] == {"max_episode_steps": 30}
+    # D4RL's references are returns with the task's own rewards and ends.
+    hopper = {"task": "Hopper-v5", "dataset": "mine"}
+    assert scores.find_reference(hopper) is not None
+    assert scores.find_reference(hopper | {"task_config": {"healthy_reward": 2.0}}) is None
+
+
+def test_settings_that_no_file_can_hold_are_refused_before_anything_is_played(run, monkeypatch):
+    settings = registry.load("tasks", "Pendulum-v0").Config
+    monkeypatch.setattr("offline.collect.rebuild", lambda *_: settings(max_episode_steps=math.inf))
+    with pytest.raises(ValueError, match="the run has max_episode_steps inf in Pendulum-v0"):
+        collect("Pendulum-v0", Source.parse_all([str(run)]), 60)
+
+
+def test_no_source_plays_what_one_of_another_seed_plays():
+    halves = Source.parse_all(["random=0.5", "random=0.5"])
+    both = collect("Pendulum-v0", halves, 200, num_envs=1, seed=0, threads=1)
+    alone = collect("Pendulum-v0", Source.parse_all(["random"]), 100, num_envs=1, seed=1, threads=1)
+    starts = {tuple(obs) for obs in both.obs[both.obs_starts].tolist()}
+    assert len(starts) == both.num_episodes
+    assert not starts & {tuple(obs) for obs in alone.obs[alone.obs_starts].tolist()}
 
 
 def test_a_policy_of_recorded_data_has_updates_and_no_env_steps(run, tmp_path):

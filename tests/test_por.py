@@ -32,8 +32,41 @@ def test_residual_weights_and_loss_by_hand():
     found = por.residual_weight(torch.tensor([[0.0, 0.5, -1.0, 2.0, 1e6]]), 3.0)
     expected = [1.0, math.exp(1.5), math.exp(-3.0), 100.0, 100.0]
     torch.testing.assert_close(found, torch.tensor([expected]))
-    loss = por.residual_loss(torch.tensor([[1.0, 2.0]]), torch.tensor([[-3.0, 0.5]]))
+    weight, log_prob = torch.tensor([[1.0, 2.0]]), torch.tensor([[-3.0, 0.5]])
+    loss = por.residual_loss(weight, log_prob, torch.ones(1, 2))
     torch.testing.assert_close(loss, torch.tensor([1.0]))
+    loss = por.residual_loss(weight, log_prob, torch.tensor([[1.0, 0.0]]))
+    torch.testing.assert_close(loss, torch.tensor([3.0]))
+
+
+@pytest.mark.parametrize("variant", por.VARIANTS)
+def test_a_successor_that_was_not_recorded_is_learned_by_v_alone(variant):
+    """As in AntMaze, whose files hold no observation after the step into the goal."""
+    rng = np.random.default_rng(0)
+    obs, action = rng.normal(size=(8, 3)), rng.uniform(-1, 1, (6, 2))
+    obs[3] = obs[2]  # what readers put there
+    recorded = episodes(obs, action, np.ones(6), [3, 3], [True, True])
+    recorded = dataclasses.replace(recorded, final_known=np.array([False, True]))
+    data = Transitions.from_episodes(recorded)
+    config = PORConfig(total_steps=2, batch_size=6, hidden=(8,), execute_hidden=(8,),
+                       variant=variant, alpha=0.0, compile="off")  # fmt: skip
+    made = POR(config, data, spec(3, (-1.0, -1.0), (1.0, 1.0)))
+    batch = data.batch(data.index[None])
+    known = torch.tensor([[True, True, False, True, True, True]])
+    found = por.known_successors(batch.obs, batch.next_obs, batch.terminated)
+    assert torch.equal(found, known.float())
+    with torch.no_grad():
+        both = torch.cat([batch.obs, batch.next_obs], 2)
+        execute = made.execute.log_prob(both, batch.action)[known].mean()
+        states = made.guide if variant == "residual" else made.behavior
+        guide = states.log_prob(batch.obs, batch.next_obs)[known].mean()  # alpha 0: all weigh 1
+    found = dict(zip(por.STATS, made.update(batch)[:, 0].tolist(), strict=True))
+    if variant == "residual":
+        assert found["loss/guide"] == pytest.approx(-float(guide), rel=1e-5)
+    else:  # the first update is the behaviour guide's
+        assert found["loss/behavior"] == pytest.approx(-float(guide), rel=1e-5)
+        found = dict(zip(por.STATS, made.update(batch)[:, 0].tolist(), strict=True))
+    assert found["loss/execute"] == pytest.approx(-float(execute), rel=1e-5)
 
 
 def test_value_gradient_loss_by_hand_and_lambda_is_a_constant():

@@ -71,7 +71,7 @@ def main(argv: list[str]) -> dict:
     from ctrl_rl.run_folder import BEST_KEY
     from ctrl_rl.runs import Run
     from offline.online import go_on
-    from offline.playing import Judge
+    from offline.playing import Judge, task_config
 
     config = dataclasses.replace(args.online, offline_run=str(args.run))
     folder = args.run_dir or args.run / "online"
@@ -89,8 +89,10 @@ def main(argv: list[str]) -> dict:
         task, seed = args.task or saved["task"], saved["run"]["seed"]
         registry.load("tasks", task)
         data, learner = restore(args.run, saved, config.updates)
-        env = make(task, args.num_envs, seed=seed, threads=args.threads)
-        judge = Judge(task, args.episodes, None, "cpu", args.threads)
+        recorded = saved["data"].get("task_config") if task == saved["task"] else None
+        task_settings = task_config(task, recorded, str(args.run / "config.json"))
+        env = make(task, args.num_envs, seed=seed, threads=args.threads, config=task_settings)
+        judge = Judge(task, args.episodes, None, "cpu", args.threads, task_settings)
         evaluate = lambda policy, judge=judge: judge(policy, seed)  # noqa: E731
         go_on(config, learner, data, env, run, evaluate)
     finally:

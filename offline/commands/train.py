@@ -94,7 +94,7 @@ def main(argv: list[str]) -> dict:
     torch.set_num_threads(flags.torch_threads)
     from ctrl_rl.runs import Run
     from offline import datasets, scores
-    from offline.playing import Judge, spec_of
+    from offline.playing import Judge, recorded_config, spec_of, task_config
     from offline.transitions import Transitions
 
     run = Run(
@@ -124,8 +124,11 @@ def main(argv: list[str]) -> dict:
         if task is None:
             print(reason)
         else:
+            settings = recorded_config(metadata, task)
+            data.report["task_config"] = settings
+            config = task_config(task, settings, plan.dataset)
             reference = scores.find_reference(metadata)
-            judge = Judge(task, flags.episodes, reference, flags.device, flags.threads)
+            judge = Judge(task, flags.episodes, reference, flags.device, flags.threads, config)
         seeds = tuple(range(flags.seed, flags.seed + flags.seeds))
         learner = registry.load("offline_algos", plan.algo)
         learner.train(plan.algo_config, data, spec, seeds, run, judge)
