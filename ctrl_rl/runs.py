@@ -243,6 +243,11 @@ class Run:
         if not self._checkpoint:  # else once it is known that the run can go on
             self._begin()
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether a checkpoint of the run is there to go on from."""
+        return self._checkpoint is not None
+
     def resume(self, **parts) -> int:
         """Let the parts of a run go on where `save` left them.
 

@@ -272,6 +272,7 @@ class POR:
         spec: what the policy reads and gives.
         seeds: decide initial weights and noise; S of them, learned side by side.
         critic_optimizer: makes V's optimiser; None for what `config` says.
+        goes_on: `load_state_dict` will bring all weights; `execute_from` may be gone by now.
 
     Raises:
         ValueError: the spec's actions are discrete or unbounded; or `execute_from` is no run of
@@ -288,6 +289,7 @@ class POR:
         spec: EnvSpec,
         seeds: Sequence[int] = (0,),
         critic_optimizer: MakeOptimizer | None = None,
+        goes_on: bool = False,
     ) -> None:
         self.config, self.spec, self.seeds = config, spec, tuple(seeds)
         self.device, self.normalizer = data.device, data.normalizer
@@ -307,7 +309,8 @@ class POR:
         optimizer = critic_optimizer or value_optimizer(config, self.value, len(seeds), slow)
         self.value_step = minibatch_step(config, self.value, self._value_objective, slow, optimizer)
         if config.execute_from:
-            self._take_execute(Path(config.execute_from))
+            if not goes_on:
+                self._take_execute(Path(config.execute_from))
             self.execute.requires_grad_(False)
         else:
             self.execute_step = minibatch_step(config, self.execute, self._likelihood)
@@ -506,7 +509,8 @@ def train(
     A narrower execute policy than the source's is named in the log and among the warnings of the
     run's record.
     """
-    learner = POR(config, data, spec, seeds, critic_optimizer)
+    goes_on = run is not None and run.goes_on
+    learner = POR(config, data, spec, seeds, critic_optimizer, goes_on)
     if min(config.execute_hidden) < min(SOURCE_EXECUTE_HIDDEN) and not config.execute_from:
         widths = ("-".join(map(str, x)) for x in (config.execute_hidden, SOURCE_EXECUTE_HIDDEN))
         said = "the execute policy is {} wide, the source's {}".format(*widths)

@@ -307,6 +307,23 @@ def first(tmp_path):
     return tmp_path / "first", data, learner
 
 
+def test_a_run_goes_on_without_the_run_that_its_execute_policy_is_from(first, tmp_path):
+    folder, data, learner = first
+    _, config = kept(folder, data)
+    box = spec(3, LOW, HIGH)
+    por.train(config, data, box, (0, 1), Run(tmp_path / "x", console=False, stop_after=10))
+    folder.rename(tmp_path / "moved")
+    run = Run(tmp_path / "x", console=False, resume=True)
+    por.train(config, data, box, (0, 1), run)
+    assert run.rows[-1]["step"] == 20
+    policy = load_policy(tmp_path / "x" / "s1", "last").section()["weights"]
+    torch.testing.assert_close(
+        policy["execute.layers.0.weight"], learner.execute.net.weights_of(1)["layers.0.weight"]
+    )
+    with pytest.raises(ValueError, match="first"):  # a new run needs it
+        por.train(config, data, box, (0, 1), Run(tmp_path / "y", console=False))
+
+
 @pytest.mark.parametrize("variant", por.VARIANTS)
 def test_the_execute_policy_of_a_run_is_kept_for_each_seed(first, variant):
     folder, data, learner = first
