@@ -39,7 +39,8 @@ def read_config(folder: Path) -> dict:
 def parse_config(text: str | bytes, path: Path) -> dict:
     """A run's configuration out of the JSON that stands in `path`."""
     try:
-        config = json.loads(text)
+        # Runs of earlier versions hold what JSON does not have.
+        config = json.loads(text, parse_constant=lambda name: str(float(name)))
         found = config["format"]
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{path} is not the configuration of a run") from None

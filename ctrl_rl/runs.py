@@ -47,7 +47,7 @@ from ctrl_rl.explosion import REWARD, explosion, value_bound
 from ctrl_rl.progress import Progress
 from ctrl_rl.provenance import provenance
 from ctrl_rl.run_folder import BEST_KEY, find_checkpoint, parse_config, read_config, read_metrics
-from ctrl_rl.spec import EnvSpec
+from ctrl_rl.spec import EnvSpec, strict
 
 PROCESSES = "processes"
 """Key under which a checkpoint of a group of processes lists their environments' states."""
@@ -221,7 +221,7 @@ class Run:
         if self.folder is None:
             return
         # Through JSON once, so that what is compared is what a later resume will read.
-        record = json.loads(json.dumps(self._record(config, env, algo)))
+        record = json.loads(json.dumps(strict(self._record(config, env, algo))))
         if self._resume:
             self._check_same(record, read_config(self.folder), "was started with", fixed_length)
             if self._checkpoint:

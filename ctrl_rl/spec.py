@@ -358,7 +358,7 @@ class EnvSpec:
 
     def to_json(self) -> str:
         """Text that `from_json` turns into an equal object."""
-        return json.dumps(_encode(asdict(self)), indent=1)
+        return json.dumps(strict(asdict(self)), indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> "EnvSpec":
@@ -466,12 +466,12 @@ def _build_spec(data: dict) -> EnvSpec:
     return _build(EnvSpec, data)
 
 
-def _encode(value):
-    """Infinite floats become "inf"/"-inf": strict JSON has none."""
+def strict(value):
+    """A value for JSON, which has no infinite numbers: they become "inf" and "-inf"."""
     if isinstance(value, dict):
-        return {k: _encode(v) for k, v in value.items()}
+        return {k: strict(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_encode(v) for v in value]
+        return [strict(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value

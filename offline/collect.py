@@ -18,7 +18,6 @@ Reading order: `Source` -> `collect` -> `roll_out`, `read_replay` -> `from_grid`
 
 import dataclasses
 import hashlib
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ from ctrl_rl.env import VecEnv
 from ctrl_rl.making import make
 from ctrl_rl.policy import check_fits, load_policy
 from ctrl_rl.run_folder import find_checkpoint, read_config
-from ctrl_rl.spec import Discrete, EnvSpec
+from ctrl_rl.spec import Discrete, EnvSpec, strict
 from offline.datasets import file_sha256
 from offline.episodes import Episodes, concatenate, digest
 from offline.scores import played_in
@@ -133,7 +132,7 @@ def collect(
     if min(counts) < 1:
         raise ValueError(f"{steps} steps are too few for {len(sources)} sources")
     trained_in = _task_config(task, sources)
-    changed, config = _changed(task, trained_in), trained_in.evaluation()
+    config = trained_in.evaluation()
     parts, described = [], []
     for i, (source, count) in enumerate(zip(sources, counts, strict=True)):
         source_seed = _source_seed(seed, i)
@@ -169,7 +168,7 @@ def collect(
     plain = lambda bound: [v if math.isfinite(v) else None for v in bound]  # noqa: E731
     episodes.metadata.update(
         task=task,
-        **changed,
+        **_changed(task, trained_in),
         simulator=played_in(task, backend),
         seed=seed,
         deterministic=deterministic,
@@ -452,18 +451,7 @@ def _task_config(task: str, sources: Sequence[Source]):
 
 
 def _changed(task: str, config: Any) -> dict[str, Any]:
-    """`task_config` for the metadata: settings other than the task's own; empty for none.
-
-    Raises:
-        ValueError: one that is not finite, which a file cannot hold.
-    """
+    """`task_config` for the metadata: settings other than the task's own; empty for none."""
     own = dataclasses.asdict(registry.load("tasks", task).Config())
     found = {k: v for k, v in dataclasses.asdict(config).items() if v != own[k]}
-    for name, value in found.items():
-        try:
-            json.dumps(value, allow_nan=False)
-        except ValueError:
-            raise ValueError(
-                f"the run has {name} {value} in {task}: settings of a recorded task must be finite"
-            ) from None
-    return {"task_config": json.loads(json.dumps(found))} if found else {}
+    return {"task_config": strict(found)} if found else {}

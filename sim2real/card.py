@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ctrl_rl.spec import Discrete, EnvSpec, Robot
+from ctrl_rl.spec import Discrete, EnvSpec, Robot, strict
 
 KEY = "ctrl_rl_card"
 """Metadata key of the card in an ONNX file."""
@@ -64,7 +64,7 @@ class Card:
             "train_steps": self.train_steps,
             "version": self.version,
             "commit": self.commit,
-            "task_config": self.task_config,
+            "task_config": strict(self.task_config),
             "spec": json.loads(self.spec.to_json()),
             "reference_obs": _to_lists(self.reference_obs),
             "reference_actions": _to_lists(self.reference_actions),

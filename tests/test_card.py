@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from deployment import JOINTS, make_spec
 
+from ctrl_rl import registry
+from ctrl_rl.commands.train import rebuild
 from ctrl_rl.spec import ActionDim, Discrete, ObsTerm, spec_differences
 from sim2real.card import (
     KEY,
@@ -49,6 +51,16 @@ def test_json_round_trip_loses_nothing():
 def test_strict_json():
     spec = make_spec(action=tuple(ActionDim(name=j.name) for j in JOINTS))  # infinite bounds
     json.loads(make_card(spec).to_json(), parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize("task", registry.names("tasks"))
+def test_settings_of_every_task_survive(task):
+    """Hopper's healthy height has no upper end."""
+    config = registry.load("tasks", task).Config
+    card = make_card(task_config=dataclasses.asdict(config()))
+    text = card.to_json()
+    json.loads(text, parse_constant=pytest.fail)
+    assert rebuild(config, Card.from_json(text).task_config) == config()
 
 
 def test_discrete_actions_stay_integers():

@@ -247,6 +247,18 @@ def test_config_is_written_before_training(tmp_path, env):
     assert ctrl_rl.spec.EnvSpec.from_dict(config["spec"]) == env.spec
 
 
+def test_config_is_strict_json_and_infinite_settings_come_back(tmp_path):
+    """Hopper's healthy height has no upper end."""
+    env = ctrl_rl.make("Hopper-v5", num_envs=1, threads=1)
+    started(env, tmp_path / "r").close()
+    text = (tmp_path / "r/config.json").read_text()
+    json.loads(text, parse_constant=pytest.fail)
+    saved = run_folder.read_config(tmp_path / "r")["task_config"]
+    assert train.rebuild(type(env.config), saved) == env.config
+    (tmp_path / "r/config.json").write_text(text.replace('"inf"', "Infinity"))  # of old versions
+    assert run_folder.read_config(tmp_path / "r")["task_config"] == saved
+
+
 def test_unknown_keys_are_refused(env):
     run = started(env)
     run.log(1, {"loss/policy": 1.0, "reward/anything": 2.0})

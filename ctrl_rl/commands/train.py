@@ -368,12 +368,12 @@ def rebuild(cls, data: dict, where: Path | None = None):
 
 
 def _typed(hint, value, name: str):
-    """JSON knows no tuples, paths and dataclasses; `name` is the field, for errors."""
+    """JSON knows no tuples, paths, dataclasses and infinities; `name` is the field, for errors."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     kinds = args if origin in (typing.Union, types.UnionType) else (origin or hint,)
     if value is None:
         return None
-    if float in kinds and type(value) is int:
+    if float in kinds and (type(value) is int or value in ("inf", "-inf")):
         return float(value)
     read_as = {list: tuple, str: Path if Path in kinds else str}.get(type(value), type(value))
     if set(kinds) <= PLAIN and read_as not in kinds:
