@@ -17,8 +17,7 @@ from ctrl_rl.checkpoints import load_checkpoint
 from ctrl_rl.env import Fault, Info
 from ctrl_rl.making import make
 from offline import d4rl
-from offline.collect import Source, collect, from_grid, roll_out
-from offline.collect import _changed
+from offline.collect import Source, _changed, collect, from_grid, roll_out
 from offline.collect import _some_steps as some_steps
 from offline.datasets import load
 from offline.episodes import digest
