@@ -1,8 +1,10 @@
 """`ctrl-rl offline train`, and how data finds its task."""
 
 import dataclasses
+import importlib
 import json
 import re
+import typing
 
 import h5py
 import numpy as np
@@ -16,10 +18,11 @@ from ctrl_rl.commands.list import List
 from ctrl_rl.commands.list import main as list_main
 from ctrl_rl.policy import Policy, load_policy
 from ctrl_rl.run_folder import read_config, read_metrics
-from offline import d4rl, minari, online, playing, training
+from offline import d4rl, minari, online, playing, published, training
 from offline.commands import online as online_command
 from offline.commands import train
 from offline.datasets import load
+from offline.published import NAMES
 from offline.registry import ALGOS, COMMANDS
 from offline.td3_bc import TD3BC, TD3BCConfig
 from offline.transitions import Transitions
@@ -204,6 +207,25 @@ def test_defaults_are_those_of_the_source_for_the_family(algo, dataset, expected
     assert {key: found[key] for key in expected} == expected
     plan = train.read_plan(["--algo", algo, "--dataset", dataset, "--reward", "locomotion"])
     assert plan.flags.reward == "locomotion"
+
+
+OWN_WAY = {("CQL", "antmaze"), ("ReBRAC", "antmaze")}
+"""Where presets are not CORL's, which their modules say; nor are IQL's, which are its paper's."""
+
+
+def test_presets_that_are_said_to_be_corl_s_are():
+    ours = {printed: name for name, printed in NAMES.items() if " " not in name}
+    for cell in (c for cells in published.tables().values() for c in cells):
+        given = published.source_settings(cell)
+        own = (cell.algo, cell.dataset.partition("-")[0]) in OWN_WAY
+        if given is None or own or cell.algo not in ours.keys() - {"IQL"}:
+            continue
+        module = importlib.import_module(f"offline.{ours[cell.algo]}")
+        algo = typing.get_type_hints(module.train)["config"]()
+        known = dataclasses.asdict(train.OfflineFlags()) | dataclasses.asdict(algo)
+        found = known | train.presets(module, cell.dataset)[1]
+        wanted = known | {k: v for k, v in given.items() if k in known}
+        assert found == wanted | {"total_steps": cell.steps}, (cell.algo, cell.dataset)
 
 
 @pytest.mark.parametrize("folder", [False, True])
