@@ -253,6 +253,43 @@ def test_whose_settings_were_taken_is_said_and_a_recorded_task_counts(folder, tm
 
 
 @pytest.mark.parametrize(
+    ("algo", "name", "whose", "expected"),
+    [
+        ("por", "hopper-medium-replay.hdf5", "hopper-medium-replay-v2", {"alpha": 50.0}),
+        ("edac", "hopper_medium.hdf5", "hopper-medium-v2", {"critics": 50}),
+        ("edac", "hopper-medium-v5.hdf5", "hopper-medium-v2", {"critics": 50}),
+        ("rebrac", "walker2d-medium", "walker2d-medium-v2", {"actor_penalty": 0.05}),
+        ("edac", "hopper-medium-mixed.hdf5", "the gym family", {"critics": 10}),
+    ],
+)
+def test_data_of_ones_own_has_the_settings_of_what_it_is_named_after(
+    algo, name, whose, expected, tmp_path
+):
+    """As it is shown beside what is published for that; in a file, a folder or as an id."""
+    if name.endswith(".hdf5"):
+        name = str(write(tmp_path / name))
+    plan = train.read_plan(["--algo", algo, "--dataset", name])
+    assert plan.settings_of == whose
+    assert {key: getattr(plan.algo_config, key) for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "algo", "whose"),
+    [
+        ("Ant_maze_u-maze_noisy_multistart_False_multigoal_False_sparse_fixed.hdf5", "iql",
+         "the antmaze family"),
+        ("walker_mixed.hdf5", "iql", "the gym family"),
+        ("walker_mixed.hdf5", "rebrac", "walker2d-medium-replay-v2"),
+    ],
+)  # fmt: skip
+def test_a_file_of_d4rl_is_known_by_its_id_whatever_its_name_says(name, algo, whose, tmp_path):
+    with h5py.File(tmp_path / name, "w") as file:
+        file["rewards"] = np.zeros(3)
+    plan = train.read_plan(["--algo", algo, "--dataset", str(tmp_path / name)])
+    assert plan.settings_of == whose
+
+
+@pytest.mark.parametrize(
     ("command", "rows"),
     [(train.main, f"multiple of {training.LOG_EVERY}"), (online_command.main,
      f"row of the log, one in {online.LOG_EVERY} env steps")],
