@@ -71,7 +71,9 @@ STATS = (
 
 PRESETS: dict[str, dict] = {
     "gym": {"normalize_obs": True},
+    "maze2d": {"normalize_obs": True, "inverse_temperature": 10.0},
     "antmaze": {"normalize_obs": True, "reward": "antmaze", "inverse_temperature": 10.0},
+    "adroit": {"normalize_obs": True, "inverse_temperature": 10.0},
 }
 """D4RL's family -> settings of `ctrl-rl offline train` other than its defaults: CORL's."""
 

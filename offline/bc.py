@@ -46,7 +46,9 @@ STATS = ("gradient/actor", "loss/actor")
 """What `BC.update` reports."""
 
 
-PRESETS: dict[str, dict] = {"gym": {"normalize_obs": True}}
+PRESETS: dict[str, dict] = {
+    family: {"normalize_obs": True} for family in ("gym", "maze2d", "antmaze", "adroit")
+}
 """D4RL's family -> settings of `ctrl-rl offline train` other than its defaults: CORL's."""
 
 

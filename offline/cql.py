@@ -26,6 +26,15 @@ Deviations from the paper, each with its reason:
    be compared with: conservatism 10, three layers, no behaviour cloning at the start.
 4. The critics read the action scaled to -1..1. Weights start orthogonal. H is that of actions
    scaled to -1..1.
+5. log_std is what the network gives, as in the authors' code (aviralkumar2907/CQL at d67dbe9). In
+   CORL it is times a learned factor, 1 at the start, plus a learned offset, -1 at the start: its
+   policy begins at a deviation of 1/e, ours at 1.
+6. L_pi asks the critics as they are after their step, as SAC does here; in CORL and in the authors'
+   code it asks them as they were before. One graph per step needs no values of another's.
+7. lambda starts at 1, as in the authors' code, and in CORL at e. CORL's lambda conservatism
+   multiplies gap_i - target_gap, as here; the authors' conservatism multiplies the gap alone.
+8. What CORL adds for AntMaze is not here: the largest target of ten next actions, gap_i at least
+   -200, rewards 10 r - 5, and five layers in one critic and three in the other.
 
 Tensors: seeds first, minibatch (S, B, ...), critics (S, 2, B); N drawn actions (S, B, N, A).
 `docs/algorithms/cql.md` explains every logged key.
@@ -81,10 +90,13 @@ LARGEST_FACTOR = 1e6
 
 PRESETS: dict[str, dict] = {
     "gym": {"normalize_obs": True},
+    "hopper-medium-v2": {"normalize_obs": True, "reward": "locomotion"},
+    "maze2d": {"normalize_obs": True, "target_gap": 5.0},
     "antmaze": {"reward": "antmaze", "conservatism": 5.0},
+    "adroit": {"normalize_obs": True, "actor_learning_rate": 1e-4, "conservatism": 1.0},
 }
-"""D4RL's family -> settings of `ctrl-rl offline train` other than its defaults: CORL's; for AntMaze
-the paper's start of its Lagrange form."""
+"""D4RL's data set, or else its family -> settings of `ctrl-rl offline train` other than its
+defaults: CORL's; for AntMaze the paper's start of its Lagrange form."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,6 +63,7 @@ STATS = ("gradient/actor", "loss/actor")
 """What `DecisionTransformer.update` reports."""
 
 _GYM = {"normalize_obs": True, "batch_size": 4096, "learning_rate": 8e-4}
+_UNSCALED = {**_GYM, "return_scale": 1.0}
 
 PRESETS: dict[str, dict] = {
     **{
@@ -71,10 +72,19 @@ PRESETS: dict[str, dict] = {
         for kind in ("medium", "medium-replay", "medium-expert")
     },
     "gym": {**_GYM, "total_steps": 100_000},
+    "maze2d": {**_UNSCALED, "target_return": 280.0},
     "antmaze": {"normalize_obs": True, "return_scale": 1.0, "target_return": 1.0},
-}
+    **{
+        f"{task}-{kind}-v1": {**_UNSCALED, "target_return": target}
+        for task, target in (
+            ("pen", 3100.0), ("door", 2900.0), ("hammer", 12_800.0), ("relocate", 4300.0)
+        )
+        for kind in ("human", "cloned", "expert")
+    },
+    "adroit": _UNSCALED,
+}  # fmt: skip
 """D4RL's data set, or else its family -> settings of `ctrl-rl offline train` other than its
-defaults: CORL's, of whose target returns the larger."""
+defaults: CORL's, of whose target returns the largest, which is the one that CORL prints."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,10 +87,18 @@ PRESETS: dict[str, dict] = {
         f"hopper-{kind}-v2": {**_LONG, "critics": 50}
         for kind in ("medium", "medium-replay", "medium-expert")
     },
+    "maze2d": {**_LONG, "diversity": 0.1},
+    "antmaze": _LONG,
+    "adroit": {**_LONG, "critics": 50, "diversity": 200.0},
+    "pen-human-v1": {**_LONG, "critics": 20, "diversity": 1000.0},
+    **{
+        f"pen-{kind}-v1": {**_LONG, "critics": 20, "diversity": 10.0}
+        for kind in ("cloned", "expert")
+    },
 }
 """D4RL's data set, or else its family -> settings of `ctrl-rl offline train` other than its
 defaults: CORL's for EDAC. For SAC-N they are diversity 0 and 10 critics for halfcheetah, 20 for
-walker2d, 200 or 500 for hopper."""
+walker2d, 200 or 500 for hopper, 25 for mazes, 100 for Adroit."""
 
 
 @dataclass(frozen=True, kw_only=True)

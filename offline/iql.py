@@ -82,7 +82,8 @@ PRESETS: dict[str, dict] = {
     "adroit": {"inverse_temperature": 0.5, "dropout": 0.1},
     "kitchen": {"inverse_temperature": 0.5, "dropout": 0.1},
 }
-"""D4RL's family -> settings of `ctrl-rl offline train` other than its defaults: the paper's."""
+"""D4RL's family -> settings of `ctrl-rl offline train` other than its defaults: the paper's, on
+purpose. CORL's are others, see `data/published/settings.json`."""
 
 LARGEST_WEIGHT = 100.0
 """Bound of an action's weight (code of Kostrikov et al.)."""

@@ -29,6 +29,7 @@ from offline.transitions import Transitions
 FAMILIES = {
     "gym": ("halfcheetah", "hopper", "walker2d", "ant"),
     "antmaze": ("antmaze",),
+    "maze2d": ("maze2d",),
     "adroit": ("pen", "door", "hammer", "relocate"),
     "kitchen": ("kitchen",),
 }

@@ -14,15 +14,22 @@ What the source does not state is empty. Figures are D4RL scores: 0 random, 100 
                                source that could be read confirms
 
 Each row names its source exactly. The steps of CORL's tables are those of its configurations.
+
+`settings.json` beside them has the settings that the source ran a figure with, where they are known
+and other than our algorithm's own: for each printed name those of all data sets, then what differs
+in a family of D4RL, on a body and on one data set. Names that are no settings here are the source's
+own, for what we have no counterpart for. The steps are not among them.
 """
 
 import csv
+import json
 import re
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 
 from ctrl_rl.registry import NotFound, nearest
+from offline.datasets import d4rl_table
 
 COLUMNS = (
     "table",
@@ -99,6 +106,23 @@ def table(name: str) -> tuple[Published, ...]:
     return known[name]
 
 
+def source_settings(cell: Published) -> dict | None:
+    """Settings of a figure's source other than our algorithm's own; None where they are not known.
+
+    A name that is no setting of ours stands for what the source did and we cannot.
+    """
+    known = _settings()
+    if cell.table not in known["tables"] or cell.algo not in known["settings"]:
+        return None
+    given = known["settings"][cell.algo]
+    entry, body = d4rl_table().get(cell.dataset), cell.dataset.partition("-")[0]
+    family = "" if entry is None else entry.family
+    found: dict = {}
+    for name in ("all", family, body, cell.dataset):  # the particular goes above the general
+        found |= given.get(name, {})
+    return found
+
+
 def find(dataset: str, algo: str, report: str) -> list[Published]:
     """What is printed for our algorithm on a data set, or on one that it stands in for.
 
@@ -126,6 +150,13 @@ def stem_of(dataset: str) -> str:
 
 
 # Inside -------------------------------------------------------------------------------------
+
+
+@lru_cache
+def _settings() -> dict:
+    """What `settings.json` holds: source, tables, and settings by printed name."""
+    file = resources.files("offline") / "data" / "published" / "settings.json"
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def _read(name: str, text: str) -> list[Published]:

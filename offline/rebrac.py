@@ -93,14 +93,31 @@ _PENALTIES = {  # actor's, critics'
     "walker2d-medium-expert-v2": (0.01, 0.01),
     "walker2d-full-replay-v2": (0.01, 0.01),
     "walker2d-expert-v2": (0.01, 0.5),
+    "maze2d": (0.003, 0.001),
+    "pen-human-v1": (0.1, 0.5),
+    "pen-cloned-v1": (0.05, 0.5),
+    "pen-expert-v1": (0.01, 0.01),
+    "door-human-v1": (0.1, 0.1),
+    "door-cloned-v1": (0.01, 0.1),
+    "door-expert-v1": (0.05, 0.01),
+    "hammer-human-v1": (0.01, 0.5),
+    "hammer-cloned-v1": (0.1, 0.5),
+    "hammer-expert-v1": (0.01, 0.01),
+    "relocate-human-v1": (0.1, 0.01),
+    "relocate-cloned-v1": (0.1, 0.01),
+    "relocate-expert-v1": (0.05, 0.01),
 }
+
+_SLOW = {"learning_rate": 3e-4, "batch_size": 256}
 
 PRESETS: dict[str, dict] = {
     name: {"actor_penalty": actor, "critic_penalty": critic}
+    | ({} if name.startswith(("halfcheetah", "hopper", "walker2d")) else _SLOW)
     for name, (actor, critic) in _PENALTIES.items()
 }
-"""Data set -> settings other than the defaults: those of CORL's configurations, which the authors
-chose by searching for each data set."""
+"""Data set, or family of D4RL -> settings other than the defaults: those of CORL's configurations,
+which the authors chose by searching for each data set. Those of AntMaze are not here: they have
+rewards times 100 and a step size of the critics' own."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -192,7 +192,7 @@ def _beside(figure: dict) -> str:
         text += f" ± {figure['std']:.1f}"
     told = [f"other {', '.join(figure['kinds'])}"] if figure["kinds"] else []
     if figure["unknown"]:
-        told.append(f"not stated: {', '.join(figure['unknown'])}")
+        told.append(f"not known: {', '.join(figure['unknown'])}")
     return f"{text} {figure['table']}" + (f" ({'; '.join(told)})" if told else "")
 
 

@@ -4,10 +4,10 @@ A published figure is reproduced when the mean over seeds lies within max(5 poin
 standard deviations) of it. Two figures are compared only if they measure the same: the same
 simulator, data, settings, number of updates and seeds, and both the last or both the best score.
 
-The settings of a source are those that `ctrl-rl offline train` takes where none is given: the
-algorithm's defaults with its presets for the data set.
+The settings of a source are what it ran a figure with (`offline.published.source_settings`), which
+need not be our presets for the data set. Where they are not known, that is told.
 
-Reading order: `source_settings` -> `obstacles` -> `compare`.
+Reading order: `other_settings` -> `obstacles` -> `compare`.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ctrl_rl import registry
-from offline.published import Published
+from offline.published import Published, source_settings
 from offline.results import Result
 
 POINTS = 5.0
@@ -29,16 +29,9 @@ DEVIATIONS = 2.0
 """Distance that counts as agreement [published standard deviations over seeds]."""
 
 
-BESIDE = {"adamo", "compile", "episodes", "eval_every", "monitor", "task"}
+BESIDE = {"adamo", "compile", "episodes", "eval_every", "monitor", "task", "total_steps"}
 """Settings that change no update, but `adamo`, which `optimizer` decides about. What `task` decides
-is told as the simulator."""
-
-SAC_N_CRITICS = {
-    **{f"halfcheetah-{kind}-v2": 10 for kind in ("medium", "medium-replay", "medium-expert")},
-    **{f"walker2d-{kind}-v2": 20 for kind in ("medium", "medium-replay", "medium-expert")},
-    **{"hopper-medium-v2": 500, "hopper-medium-replay-v2": 200, "hopper-medium-expert-v2": 200},
-}
-"""Data set -> critics of the printed SAC-N, of CORL's configurations."""
+is told as the simulator, and `total_steps` as the steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +47,7 @@ class Comparison:
     obstacles: tuple[str, ...]
     """Why the two may not be compared; empty if they may."""
     unknown: tuple[str, ...]
-    """What the source does not state, so that it could not be checked."""
+    """What is not known of the source, so that it could not be checked."""
 
     @property
     def kinds(self) -> list[str]:
@@ -77,41 +70,38 @@ class Comparison:
         return not abs(self.difference) <= self.allowed
 
 
-def source_settings(algo: str, dataset: str) -> dict:
-    """Settings of an algorithm and of `offline train` for a data set, as a result has them.
+def defaults(algo: str) -> dict:
+    """Settings of an algorithm and of `offline train` without any preset, as a result has them.
 
     Raises:
         NotFound: an unknown algorithm.
     """
-    from offline.commands.train import OfflineFlags, presets
+    from offline.commands.train import OfflineFlags
 
-    module = registry.load("offline_algos", algo)
-    kinds = OfflineFlags, typing.get_type_hints(module.train)["config"]
-    (_, given), found = presets(module, dataset), {}
-    for kind in kinds:
-        own = {field.name for field in dataclasses.fields(kind)}
-        found |= dataclasses.asdict(kind(**{k: v for k, v in given.items() if k in own}))
+    module, found = registry.load("offline_algos", algo), {}
+    for kind in (OfflineFlags, typing.get_type_hints(module.train)["config"]):
+        found |= dataclasses.asdict(kind())
     return json.loads(json.dumps(found, default=str))
 
 
 def other_settings(result: Result, published: Published) -> list[str]:
     """Name, ours and the source's of each setting that the source had otherwise.
 
-    Where the printed name stands for settings of its own, as in "10% BC", these are the source's.
+    What the source has and we have no counterpart for is among them. Empty where the source's
+    settings are not known. What our variant's name says, as in "10% BC", is not looked at: it is
+    what the two have in common.
     """
-    if not result.config:
+    given = source_settings(published)
+    if not result.config or given is None:
         return []
     if result.algo not in registry.names("offline_algos"):
         return [f"those of {result.algo} are not known here"]
-    source = source_settings(result.algo, published.dataset)
-    if published.algo == "SAC-N":
-        source["critics"] = SAC_N_CRITICS.get(published.dataset, "unknown")
-    beside = BESIDE | result.variant.keys()
-    return [
-        f"{key} {result.config[key]}/{wanted}"
-        for key, wanted in sorted(source.items())
-        if key in result.config.keys() - beside and result.config[key] != wanted
-    ]
+    own, found = defaults(result.algo), []
+    for key, wanted in sorted((own | given).items()):
+        ours = result.config.get(key, wanted) if key in own else "none here"
+        if ours != wanted and key not in BESIDE | result.variant.keys():
+            found.append(f"{key} {ours}/{wanted}")
+    return found
 
 
 def obstacles(results: Sequence[Result], published: Published, report: str) -> tuple[str, ...]:
@@ -146,11 +136,14 @@ def compare(results: Sequence[Result], published: Published, report: str) -> Com
     """Ours beside one published figure."""
     scores = np.array([result.score(report) for result in results])
     names = ("report", "steps", "seeds", "std")
+    unknown = [name for name in names if getattr(published, name) is None]
+    if source_settings(published) is None:
+        unknown.append("settings")
     return Comparison(
         published=published,
         mean=float(scores.mean()),
         std=float(scores.std()),
         seeds=len(scores),
         obstacles=obstacles(results, published, report),
-        unknown=tuple(name for name in names if getattr(published, name) is None),
+        unknown=tuple(unknown),
     )

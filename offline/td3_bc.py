@@ -68,9 +68,12 @@ STATS = (
 """What `TD3BC.update` reports."""
 
 
-PRESETS: dict[str, dict] = {"gym": {"normalize_obs": True}, "antmaze": {"reward": "antmaze"}}
-"""D4RL's family -> settings of `ctrl-rl offline train` other than its defaults: the paper's, and
-CORL's for AntMaze."""
+PRESETS: dict[str, dict] = {
+    **{family: {"normalize_obs": True} for family in ("gym", "maze2d", "adroit")},
+    "antmaze": {"normalize_obs": True, "reward": "antmaze"},
+}
+"""D4RL's family -> settings of `ctrl-rl offline train` other than its defaults: the paper's for
+gym, where CORL (Tarasov et al., 2022, arXiv:2210.07105) has the same, and CORL's elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True)

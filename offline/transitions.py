@@ -291,7 +291,7 @@ def is_sparse(reward: np.ndarray) -> bool:
 
 def _warnings(episodes: Episodes, preset: str) -> list[str]:
     """What is likely to give useless values."""
-    if preset == "raw" and is_sparse(episodes.reward):
+    if preset != "antmaze" and is_sparse(episodes.reward):  # the others scale without a shift
         return [
             "all rewards are 0 or positive and most are 0: without a shift (reward preset "
             '"antmaze") values learned from them say little'

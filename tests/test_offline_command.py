@@ -1,8 +1,10 @@
 """`ctrl-rl offline train`, and how data finds its task."""
 
 import dataclasses
+import importlib
 import json
 import re
+import typing
 
 import h5py
 import numpy as np
@@ -16,10 +18,11 @@ from ctrl_rl.commands.list import List
 from ctrl_rl.commands.list import main as list_main
 from ctrl_rl.policy import Policy, load_policy
 from ctrl_rl.run_folder import read_config, read_metrics
-from offline import d4rl, minari, online, playing, training
+from offline import d4rl, minari, online, playing, published, training
 from offline.commands import online as online_command
 from offline.commands import train
 from offline.datasets import load
+from offline.published import NAMES
 from offline.registry import ALGOS, COMMANDS
 from offline.td3_bc import TD3BC, TD3BCConfig
 from offline.transitions import Transitions
@@ -206,6 +209,25 @@ def test_defaults_are_those_of_the_source_for_the_family(algo, dataset, expected
     assert plan.flags.reward == "locomotion"
 
 
+OWN_WAY = {("CQL", "antmaze"), ("ReBRAC", "antmaze")}
+"""Where presets are not CORL's, which their modules say; nor are IQL's, which are its paper's."""
+
+
+def test_presets_that_are_said_to_be_corl_s_are():
+    ours = {printed: name for name, printed in NAMES.items() if " " not in name}
+    for cell in (c for cells in published.tables().values() for c in cells):
+        given = published.source_settings(cell)
+        own = (cell.algo, cell.dataset.partition("-")[0]) in OWN_WAY
+        if given is None or own or cell.algo not in ours.keys() - {"IQL"}:
+            continue
+        module = importlib.import_module(f"offline.{ours[cell.algo]}")
+        algo = typing.get_type_hints(module.train)["config"]()
+        known = dataclasses.asdict(train.OfflineFlags()) | dataclasses.asdict(algo)
+        found = known | train.presets(module, cell.dataset)[1]
+        wanted = known | {k: v for k, v in given.items() if k in known}
+        assert found == wanted | {"total_steps": cell.steps}, (cell.algo, cell.dataset)
+
+
 @pytest.mark.parametrize("folder", [False, True])
 def test_whose_settings_were_taken_is_said_and_a_recorded_task_counts(folder, tmp_path, capsys):
     def plan_of(name, metadata):
@@ -228,6 +250,43 @@ def test_whose_settings_were_taken_is_said_and_a_recorded_task_counts(folder, tm
     assert plan_of("antmaze-mine", {"task": "Hopper-v5"})[1].flags.reward == "antmaze"
     plan = train.read_plan(["--algo", "rebrac", "--dataset", "hopper-medium-v2"])
     assert plan.settings_of == "hopper-medium-v2"
+
+
+@pytest.mark.parametrize(
+    ("algo", "name", "whose", "expected"),
+    [
+        ("por", "hopper-medium-replay.hdf5", "hopper-medium-replay-v2", {"alpha": 50.0}),
+        ("edac", "hopper_medium.hdf5", "hopper-medium-v2", {"critics": 50}),
+        ("edac", "hopper-medium-v5.hdf5", "hopper-medium-v2", {"critics": 50}),
+        ("rebrac", "walker2d-medium", "walker2d-medium-v2", {"actor_penalty": 0.05}),
+        ("edac", "hopper-medium-mixed.hdf5", "the gym family", {"critics": 10}),
+    ],
+)
+def test_data_of_ones_own_has_the_settings_of_what_it_is_named_after(
+    algo, name, whose, expected, tmp_path
+):
+    """As it is shown beside what is published for that; in a file, a folder or as an id."""
+    if name.endswith(".hdf5"):
+        name = str(write(tmp_path / name))
+    plan = train.read_plan(["--algo", algo, "--dataset", name])
+    assert plan.settings_of == whose
+    assert {key: getattr(plan.algo_config, key) for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "algo", "whose"),
+    [
+        ("Ant_maze_u-maze_noisy_multistart_False_multigoal_False_sparse_fixed.hdf5", "iql",
+         "the antmaze family"),
+        ("walker_mixed.hdf5", "iql", "the gym family"),
+        ("walker_mixed.hdf5", "rebrac", "walker2d-medium-replay-v2"),
+    ],
+)  # fmt: skip
+def test_a_file_of_d4rl_is_known_by_its_id_whatever_its_name_says(name, algo, whose, tmp_path):
+    with h5py.File(tmp_path / name, "w") as file:
+        file["rewards"] = np.zeros(3)
+    plan = train.read_plan(["--algo", algo, "--dataset", str(tmp_path / name)])
+    assert plan.settings_of == whose
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,17 @@
 """Published figures: the suite averages that their sources print, and none that is unconfirmed."""
 
+import dataclasses
+import typing
+from importlib import import_module
+
 import numpy as np
 import pytest
 
 from ctrl_rl.registry import NotFound
 from offline import published, registry
-from offline.published import find, stem_of, table, tables
+from offline.commands.train import OfflineFlags
+from offline.datasets import d4rl_table
+from offline.published import find, source_settings, stem_of, table, tables
 
 ALGOS = "BC,10% BC,TD3+BC,AWAC,CQL,IQL,ReBRAC,SAC-N,EDAC,DT".split(",")
 
@@ -98,6 +104,51 @@ def test_figures_are_found_by_our_names():
     printed = {c.algo for cells in tables().values() for c in cells}
     assert set(published.NAMES.values()) <= printed
     assert {name.split()[0] for name in published.NAMES} <= set(registry.ALGOS)
+
+
+NOT_OURS = {
+    "critic_learning_rate",  # of ReBRAC, whose networks have one step size here
+    *("cql_clip_diff_min", "cql_max_target_backup", "layers of the critics"),
+    *("clip_grad", "dropout", "weight_decay"),  # of the Decision Transformer
+}
+
+
+def test_every_cell_of_corl_has_settings_and_no_other_table_has():
+    """O-22 and others: what the source ran, which need not be our presets."""
+    for name, cells in tables().items():
+        known = name in ("corl-gym", "corl-maze2d", "corl-antmaze", "corl-adroit")
+        for cell in cells:
+            assert (source_settings(cell) is not None) == known, (name, cell.algo)
+    ours = {printed: name.split()[0] for name, printed in published.NAMES.items()}
+    for printed, groups in published._settings()["settings"].items():
+        train = import_module(f"offline.{ours[printed]}").train
+        kinds = OfflineFlags, typing.get_type_hints(train)["config"]
+        fields = {field.name for kind in kinds for field in dataclasses.fields(kind)}
+        assert {name for group in groups.values() for name in group} - fields <= NOT_OURS
+        ids = {cell.dataset for cells in tables().values() for cell in cells}
+        groups_known = {"all"} | ids | {name.partition("-")[0] for name in ids}
+        groups_known |= {entry.family for entry in d4rl_table().values()}
+        assert set(groups) <= groups_known
+
+
+@pytest.mark.parametrize(
+    ("algo", "dataset", "expected"),
+    [  # read in CORL's configurations by hand
+        ("IQL", "hopper-medium-replay-v2", {"normalize_obs": True, "reward": "locomotion",
+                                            "deterministic": True, "polyak": 0.001}),
+        ("IQL", "pen-human-v1", {"normalize_obs": True, "expectile": 0.8, "dropout": 0.1}),
+        ("AWAC", "pen-human-v1", {"normalize_obs": True, "inverse_temperature": 10.0}),
+        ("EDAC", "pen-human-v1", {"critics": 20, "diversity": 1000.0}),
+        ("ReBRAC", "pen-human-v1", {"learning_rate": 3e-4, "batch_size": 256,
+                                    "actor_penalty": 0.1, "critic_penalty": 0.5}),
+        ("SAC-N", "hopper-medium-v2", {"critics": 500, "diversity": 0.0}),
+        ("TD3+BC", "door-cloned-v1", {"normalize_obs": True}),
+    ],
+)  # fmt: skip
+def test_settings_of_a_source(algo, dataset, expected):
+    cells = [c for cells in tables().values() for c in cells]
+    found = [source_settings(c) for c in cells if (c.algo, c.dataset) == (algo, dataset)]
+    assert expected in found
 
 
 def test_an_unknown_table_is_named_with_the_nearest():

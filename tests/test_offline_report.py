@@ -108,7 +108,8 @@ def test_published_figures_stand_beside_with_what_keeps_them_apart():
     assert f"| td3_bc | 3 | 64.0 ± 4.3 | 60.0 … 70.0 | 60.4 ± 3.5 corl-gym ({apart});" in last
     assert f"70.4 ± 1.2 corl-gym ({apart})" in best and "60.4 ± 3.5" not in best
     assert (
-        "59.3 diffuser-gym (other simulator, data; not stated: report, steps, seeds, std)" in last
+        "59.3 diffuser-gym (other simulator, data; not known: report, steps, seeds, std, settings)"
+        in last
     )
     assert "| corl-gym | CORL README at eeeeef2" in text
     # Nothing is apart where nothing differs.

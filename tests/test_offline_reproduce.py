@@ -146,6 +146,50 @@ def test_other_settings_than_the_source_s_are_not_comparable(capsys):
     )
 
 
+CORL_S_OWN = {
+    ("iql", "hopper-medium-v2"): "deterministic False/True, normalize_obs False/True, "
+    "polyak 0.005/0.001",
+    ("iql", "hopper-medium-replay-v2"): "deterministic False/True, normalize_obs False/True, "
+    "polyak 0.005/0.001",
+    ("iql", "hopper-medium-expert-v2"): "expectile 0.7/0.5, inverse_temperature 3.0/6.0, "
+    "normalize_obs False/True, reward locomotion/raw",
+    ("cql", "antmaze-umaze-v2"): "actor_learning_rate 3e-05/0.0001, cql_clip_diff_min none "
+    "here/-200, cql_max_target_backup none here/True, layers of the critics none here/5 and 3, "
+    "reward antmaze/10 r - 5, target_gap None/0.8",
+    ("rebrac", "antmaze-umaze-v2"): "actor_penalty 0.01/0.003, batch_size 1024/256, "
+    "critic_learning_rate none here/5e-05, critic_penalty 0.01/0.002, gamma 0.99/0.999, "
+    "learning_rate 0.001/0.0003, reward raw/100 r",
+    ("decision_transformer", "hopper-medium-v2"): "clip_grad none here/0.25, "
+    "dropout none here/0.1, weight_decay none here/0.0001",
+    # Our presets are CORL's here.
+    ("td3_bc", "antmaze-umaze-v2"): "",
+    ("awac", "pen-human-v1"): "",
+    ("bc", "maze2d-large-v1"): "",
+    ("rebrac", "pen-human-v1"): "",
+    ("edac", "pen-human-v1"): "",
+    ("cql", "hopper-medium-v2"): "",
+}  # fmt: skip
+"""Our algorithm by its presets and a cell of CORL -> what CORL ran otherwise."""
+
+
+@pytest.mark.parametrize(("algo", "dataset"), CORL_S_OWN)
+def test_a_cell_is_held_against_what_its_source_ran_not_against_our_presets(algo, dataset, capsys):
+    (cell,) = [
+        c for name in ("gym", "maze2d", "antmaze", "adroit") for c in table(f"corl-{name}")
+        if (c.dataset, c.algo, c.report) == (dataset, NAMES[algo], "last")
+    ]  # fmt: skip
+    plan = train.read_plan(["--algo", algo, "--dataset", dataset])
+    config = dataclasses.asdict(plan.flags) | dataclasses.asdict(plan.algo_config)
+    config = json.loads(json.dumps({k: v for k, v in config.items() if k not in FREE}, default=str))
+    write_seeds(X, spread(cell.mean, cell.std), dataset=dataset, algo=algo, steps=cell.steps,
+                config=config)  # fmt: skip
+    found = reproduce.main([cell.table, "--algo", algo, "--dataset", dataset, "--results", "x"])
+    (line,) = found["cells"]
+    differs = CORL_S_OWN[algo, dataset]
+    assert line["obstacles"] == ([f"other settings: {differs}"] if differs else [])
+    assert line["verdict"] == ("not comparable" if differs else "agrees")
+
+
 @pytest.mark.parametrize(("critics", "verdict"), [(10, "not comparable"), (500, "agrees")])
 def test_a_printed_variant_is_held_against_what_its_source_used(critics, verdict, capsys):
     write_seeds(
@@ -198,7 +242,8 @@ def test_what_the_source_does_not_state_is_told(capsys):
     write_seeds(X, spread(98.0, 1.0), dataset="hopper-medium-replay-v2", algo="por")
     words = ("por", "--dataset", "hopper-medium-replay-v2")
     assert run(*words) == 0
-    assert "the source does not state report, steps, seeds, std" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "not known of the source: report, steps, seeds, std, settings\n" in told
     write_seeds(X, spread(93.8, 1.0), dataset="hopper-medium-replay-v2", algo="por")
     assert verdicts(capsys, *words) == (1, ["missed"])  # 98.9 - 93.8 > 5
 

@@ -135,12 +135,13 @@ def test_the_critics_penalty_lowers_values_where_the_policy_leaves_the_data():
 
 
 def test_penalties_are_those_of_each_data_set(our_names):
-    assert len(rebrac.PRESETS) == 18
+    assert len(rebrac.PRESETS) == 18 + 12 + 1
     for name, expected in {
-        "hopper-medium-replay-v2": (0.05, 0.5),
-        "halfcheetah-medium-expert-v2": (0.01, 0.1),
-        "something-else": (0.01, 0.01),
+        "hopper-medium-replay-v2": (0.05, 0.5, 1024, 1e-3),
+        "halfcheetah-medium-expert-v2": (0.01, 0.1, 1024, 1e-3),
+        "pen-human-v1": (0.1, 0.5, 256, 3e-4),
+        "maze2d-large-v1": (0.003, 0.001, 256, 3e-4),
+        "something-else": (0.01, 0.01, 1024, 1e-3),
     }.items():
-        config = read_plan(["--algo", "rebrac", "--dataset", name]).algo_config
-        assert (config.actor_penalty, config.critic_penalty) == expected
-        assert config.batch_size == 1024 and config.learning_rate == 1e-3
+        c = read_plan(["--algo", "rebrac", "--dataset", name]).algo_config
+        assert (c.actor_penalty, c.critic_penalty, c.batch_size, c.learning_rate) == expected

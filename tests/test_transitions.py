@@ -161,7 +161,9 @@ def test_sparse_rewards_without_a_shift_are_pointed_out():
     base = concatenate([episode(0, 4), episode(9, 4)])
     for reward, preset, warned in (
         ([0, 0, 0, 0, 0, 0, 0, 1], "raw", True),
+        ([0, 0, 0, 0, 0, 0, 0, 1], "locomotion", True),
         ([0, 0, 0, 0, 0, 0, 0, 1], "antmaze", False),
+        ([0, 1, 1, 1, 1, 1, 1, 2], "locomotion", False),
         ([0, 0, 0, 0, 0, 0, 0, -1], "raw", False),
         ([0, 1, 1, 1, 1, 1, 1, 1], "raw", False),
         ([0, 0, 0, 0, 0, 0, 0, 0], "raw", False),

@@ -2,8 +2,9 @@
 
 A figure is missed when the mean of our seeds is more than max(5 points, 2 published standard
 deviations) away from it. A cell that was not trained fails too, and so does one that may not be
-compared: another simulator, other data, another number of steps or seeds, last against best.
-`--allow-env-mismatch` lets such cells be judged all the same; what is different is still listed.
+compared: another simulator, other data, other settings than the source's, another number of steps
+or seeds, last against best. `--allow-env-mismatch` lets such cells be judged all the same; what is
+different is still listed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -153,7 +154,7 @@ def _line(
     if found.obstacles:
         text += f"; other {', '.join(found.kinds)}"
     if found.unknown:
-        text += f"; the source does not state {', '.join(found.unknown)}"
+        text += f"; not known of the source: {', '.join(found.unknown)}"
     if judged and found.obstacles:
         verdict += ", not comparable"
     return line | {

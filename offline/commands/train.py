@@ -3,8 +3,8 @@
 `--dataset` is an id of D4RL or Minari, a D4RL-style file or a Minari folder; `ctrl-rl dataset list`
 shows the ids. `--algo.X` are the algorithm's settings. Their defaults, and those of `--reward` and
 `--normalize-obs`, are what the algorithm's source uses for the data set or its family, known by
-its name or else by the task in its metadata; whose they are is printed. With `--resume RUN` the
-saved settings are.
+its name, whatever its version, or else by the task in its metadata; whose they are is printed.
+With `--resume RUN` the saved settings are.
 """
 
 import dataclasses
@@ -250,19 +250,26 @@ def read_plan(argv: list[str]) -> Plan:
 def presets(module, dataset: str | None) -> tuple[str | None, dict]:
     """Settings of the algorithm's source for the data set, or else for its family, and whose.
 
-    The family is known by the data set's name, or else by the task that our own data names. Flags
-    and `--algo.X`; without name and empty where the source has none.
+    A data set is known by its name without a version, as beside published figures; a file of D4RL's
+    by its id. The family is known by that name, too, or else by the task that our own data names.
+    Flags and `--algo.X`; without name and empty where the source has none.
     """
+    from offline import datasets
     from offline.playing import family_of, recorded_task
+    from offline.published import stem_of
 
-    name = "" if dataset is None else Path(dataset).name if Path(dataset).exists() else dataset
-    known = getattr(module, "PRESETS", {})
-    own = name.removesuffix(".hdf5").replace("_", "-")  # D4RL names its files like this
-    if own in known:
-        return own, known[own]
+    known, name = getattr(module, "PRESETS", {}), dataset or ""
+    path = Path(name).expanduser()
+    if dataset is not None and path.exists():
+        _, entry = datasets.locate(path)
+        name = path.name.removesuffix(".hdf5") if entry is None else entry.dataset
+    stem = stem_of(name.replace("_", "-"))  # D4RL names some of its files like this
+    for key, settings in known.items():
+        if stem_of(key) == stem:
+            return key, settings
     family = family_of(name)
     if family is None and dataset is not None:
-        family = family_of(recorded_task(Path(dataset)) or "")
+        family = family_of(recorded_task(path) or "")
     return (f"the {family} family", known[family]) if family in known else (None, {})
 
 
