@@ -58,7 +58,7 @@ from ctrl_rl.checkpoints import take_weights
 from ctrl_rl.compiled import Diverged, MinibatchStep, diverged, pays
 from ctrl_rl.distributions import SquashedGaussian, project, unit_scaled
 from ctrl_rl.env import Obs, Step, VecEnv
-from ctrl_rl.networks import ACTIVATIONS, MLP, EnsembleMLP, action_bounds
+from ctrl_rl.networks import ACTIVATIONS, MLP, EnsembleMLP, action_bounds, entropy_target
 from ctrl_rl.normalize import Normalizer
 from ctrl_rl.policy import LOG_STD_RANGE, Policy
 from ctrl_rl.rollout import Tally
@@ -133,7 +133,7 @@ class FastSACConfig:
     initial_temperature: float = 0.01
     """alpha at the start [reward/nat]."""
     target_entropy: float | None = None
-    """H for actions scaled to -1..1 [nat]; None for minus the number of action dimensions."""
+    """H for actions scaled to -1..1, below log 2 per dimension [nat]; None for -1 per dimension."""
     initial_std: float = 0.5
     """Standard deviation of the action before tanh, at the start."""
     action_bound: float | None = None
@@ -234,8 +234,7 @@ class Actor(nn.Module):
         self.register_buffer("low", low, persistent=False)
         self.register_buffer("high", high, persistent=False)
         self.log_temperature = nn.Parameter(torch.tensor(math.log(config.initial_temperature)))
-        target = -float(len(low)) if config.target_entropy is None else config.target_entropy
-        self.target_entropy = target + ((high - low) / 2).log().sum().item()  # in action units
+        self.target_entropy = entropy_target(config.target_entropy, low, high)
 
     def distribution(self, obs: Tensor) -> SquashedGaussian:
         """pi(.|s) for (B, d), normalised."""
@@ -290,7 +289,8 @@ class FastSAC:
         device: torch device of networks and data.
 
     Raises:
-        ValueError: the task's actions are discrete, or unbounded and `action_bound` is None.
+        ValueError: the task's actions are discrete, or unbounded and `action_bound` is None;
+            or no action has the target entropy.
     """
 
     def __init__(self, config: FastSACConfig, spec: EnvSpec, device: torch.device | str) -> None:

@@ -43,7 +43,7 @@ from ctrl_rl.checkpoints import (
 )
 from ctrl_rl.compiled import diverged
 from ctrl_rl.env import Fault
-from ctrl_rl.explosion import REWARD, explosion, value_bound
+from ctrl_rl.explosion import REWARD, explosion
 from ctrl_rl.progress import Progress
 from ctrl_rl.provenance import provenance
 from ctrl_rl.run_folder import BEST_KEY, find_checkpoint, parse_config, read_config, read_metrics
@@ -305,8 +305,8 @@ class Run:
         """Add figures at an env step; a second call at the same step adds to the row.
 
         Raises:
-            Diverged: the figures show a critic that exploded, see `ctrl_rl.explosion`; the row is
-                kept.
+            Diverged: the figures show a reward that is not finite, or a critic or temperature that
+                exploded, see `ctrl_rl.explosion`; the row is kept.
             KeyError: a key that was not declared.
         """
         for key in metrics:
@@ -324,7 +324,7 @@ class Run:
         if self._console:
             self._console.show(step, self.rows[-1])
         if REWARD in figures:
-            if what := explosion(figures, value_bound(self.rows, self._gamma)):
+            if what := explosion(self.rows, self._gamma):
                 raise diverged(step, what)
 
     def report_fault(self, step: int, fault: Fault) -> None:

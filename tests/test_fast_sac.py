@@ -339,6 +339,14 @@ def test_action_bound_stands_in_for_bounds_that_are_missing():
         CASE.make(bounded, action_bound=2.0)
 
 
+def test_a_target_entropy_that_no_action_has_is_refused_whatever_the_action_bound():
+    spec = Unbounded(num_envs=1)
+    most = spec.spec.action_size * math.log(2)
+    CASE.make(spec, action_bound=2.5, target_entropy=most - 0.01)
+    with pytest.raises(ValueError, match="target_entropy must be below"):
+        CASE.make(spec, action_bound=2.5, target_entropy=most)
+
+
 def test_the_policy_is_a_running_average_of_the_actor():
     """By hand over three updates; what explores is the actor itself."""
     env = pendulum()

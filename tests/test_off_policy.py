@@ -500,6 +500,13 @@ def test_temperature_does_not_depend_on_the_units_of_the_action():
     assert given.actor.target_entropy == pytest.approx(-3 + math.log(5))
 
 
+def test_a_target_entropy_that_no_action_has_is_refused():
+    spec = TwoBounds(num_envs=1)
+    CASES["sac"].make(spec, target_entropy=1.38)
+    with pytest.raises(ValueError, match=r"target_entropy must be below 1.386, .* not 1.387"):
+        CASES["sac"].make(spec, target_entropy=1.387)
+
+
 # Learning -------------------------------------------------------------------------------------
 
 
