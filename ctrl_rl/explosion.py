@@ -22,7 +22,7 @@ BONUS = 1000.0
 below 1 largest reward per nat, but 20 actions that collapse at the start are 400 nat away."""
 
 NATS = 1000.0
-"""Ours; such a cross-entropy gives what happened a probability of e^-500, by each of two critics."""
+"""Ours; such a cross-entropy says e^-500 of what happened, by each of two critics."""
 
 LONGEST = 10_000.0
 """Steps that stand for 1 / (1 - gamma) where there is no discount: the differential values of an
