@@ -76,7 +76,7 @@ class RecurrentPPOConfig:
     num_minibatches: int = 4
     """Minibatches per pass; must divide the number of environments."""
     learning_rate: float = 1e-3
-    """Adam's step size; the initial one with `target_kl`."""
+    """Adam's step size; with `target_kl` the initial one, within 1e-5 .. 1e-2."""
     target_kl: float | None = 0.01
     """KL divergence per minibatch that the learning rate is adapted to [nat]; None keeps it."""
     gamma: float = 0.99
