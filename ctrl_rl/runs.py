@@ -360,6 +360,17 @@ class Run:
         """Whether to leave after this iteration: `stop_after` reached, or Ctrl-C."""
         return self._leaving or (self._stop_after is not None and step >= self._stop_after)
 
+    def row_end(self, step: int, length: int) -> int:
+        """Env step at which a row of `length` steps ends that begins at `step`.
+
+        Earlier where an evaluation, a checkpoint or `stop_after` is asked for before that many.
+        """
+        short = [every for every in self._every.values() if every and every < length]
+        ends = [step + length, *(step - step % every + every for every in short)]
+        if self._stop_after is not None and step < self._stop_after < length:
+            ends.append(self._stop_after)
+        return min(ends)
+
     def save(
         self, step: int, policy: dict, learner: dict, env: dict, replay: dict | None = None
     ) -> None:
