@@ -534,7 +534,7 @@ def train(
     run = Run() if run is None else run
     learner = FastSAC(config, env.spec, env.device)
     replay = learner.make_replay()
-    if initial := run.initial(env.spec):
+    if initial := run.initial(env.spec, "fast_sac"):
         learner.warm_start(initial)
     falls = config.final_learning_rate is not None
     run.start(METRICS, config, env, "fast_sac", replay.nbytes_after(config.total_steps), falls)

@@ -428,7 +428,7 @@ def train(
     check_groups(config.reward_groups, term_names(env), env.spec.task)
     run = Run() if run is None else run
     learner = MultiCriticPPO(config, env.spec, env.device)
-    if initial := run.initial(env.spec):
+    if initial := run.initial(env.spec, "multi_critic_ppo"):
         learner.warm_start(initial)
     run.start(METRICS, config, env, "multi_critic_ppo")
     step = run.resume(learner=learner, env=env)

@@ -476,7 +476,7 @@ def train(
     """
     run = Run() if run is None else run
     ppo = PPO(config, env.spec, env.device)
-    if initial := run.initial(env.spec):
+    if initial := run.initial(env.spec, "ppo"):
         ppo.warm_start(initial)
     run.start(METRICS, config, env, "ppo")
     step = run.resume(learner=ppo, env=env)

@@ -374,7 +374,7 @@ def train(
     distributed.refuse_group("recurrent_ppo")
     run = Run() if run is None else run
     learner = RecurrentPPO(config, env.spec, env.device)
-    if initial := run.initial(env.spec):
+    if initial := run.initial(env.spec, "recurrent_ppo"):
         learner.warm_start(initial)
     run.start(METRICS, config, env, "recurrent_ppo")
     step = run.resume(learner=learner, env=env)

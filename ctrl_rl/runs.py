@@ -164,17 +164,26 @@ class Run:
         if self._follows:
             self.folder = None
 
-    def initial(self, spec: EnvSpec) -> dict | None:
+    def initial(self, spec: EnvSpec, algo: str | None = None) -> dict | None:
         """The learner's state in the run named by `init_from`; None where there is none.
 
+        Args:
+            spec: the environment's contract.
+            algo: name of the algorithm; None for one that takes states of others.
+
         Raises:
-            ValueError: `init_from` is no run, or one with another observation or action.
+            ValueError: `init_from` is no run, or one of another algorithm, observation or action.
         """
         if self._init_from is None or self._checkpoint is not None:
             return None
         from ctrl_rl.policy import check_same_shape
 
         config = read_config(self._init_from)
+        if algo not in (None, config["algo"]):
+            raise ValueError(
+                f"{algo} cannot start from {self._init_from}, a run of {config['algo']}: name a "
+                f"run of {algo}"
+            )
         check_same_shape(EnvSpec.from_dict(config["spec"]), spec, spec.obs)
         last = find_checkpoint(self._init_from, "last")
         return load_checkpoint(last, {"learner": dict})["learner"]

@@ -414,7 +414,7 @@ def train(
     sac = SAC(config, env.spec, env.device)
     replay, steps = sac.make_replay(), config.total_steps // distributed.world_size()
     hindsight = Hindsight(replay, env, config.hindsight) if config.hindsight else None
-    if initial := run.initial(env.spec):
+    if initial := run.initial(env.spec, "sac"):
         sac.warm_start(initial)
     run.start(METRICS, config, env, "sac", replay.nbytes_after(steps))
     step = run.resume(learner=sac, env=env, replay=replay)

@@ -318,6 +318,20 @@ def test_a_state_that_lacks_a_key_is_one_line(algo, made, tmp_path, short_rows, 
     assert cli.main(["train", "--resume", str(folder), "--total-steps", "192"]) == 0
 
 
+@pytest.mark.parametrize("algo", OWN)
+def test_a_start_from_another_algorithm_names_both(algo, made, tmp_path, short_rows, capsys):
+    """Of some, some parts are alike: what differs first says nothing to whoever mixed them up."""
+    other = "sac" if algo != "sac" else "td3"
+    given = [*words(algo), "--init-from", str(made(other)), "--run-dir", str(tmp_path / "r")]
+    assert cli.main(given) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line == (
+        f"ctrl-rl train: {algo} cannot start from {made(other)}, a run of {other}: name a run of "
+        f"{algo}"
+    )
+    assert not (tmp_path / "r").exists()
+
+
 class Part:
     """What has a state."""
 
