@@ -391,7 +391,7 @@ def train(
     run = Run() if run is None else run
     aro = ARODDPG(config, env.spec, env.device)
     replay = aro.make_replay()
-    if initial := run.initial(env.spec):
+    if initial := run.initial(env.spec, "aro_ddpg"):
         aro.warm_start(initial)
     run.start(METRICS, config, env, "aro_ddpg", replay.nbytes_after(config.total_steps))
     step = run.resume(learner=aro, env=env, replay=replay)

@@ -347,7 +347,7 @@ def train(
     run = Run() if run is None else run
     ddpg = DDPG(config, env.spec, env.device)
     replay = ddpg.make_replay()
-    if initial := run.initial(env.spec):
+    if initial := run.initial(env.spec, "ddpg"):
         ddpg.warm_start(initial)
     run.start(METRICS, config, env, "ddpg", replay.nbytes_after(config.total_steps))
     step = run.resume(learner=ddpg, env=env, replay=replay)

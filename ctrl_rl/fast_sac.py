@@ -27,8 +27,9 @@ Deviations from the papers, each with its reason:
    in a fault is not learned from.
 2. The entropy of steps within an n-step window does not count, only that beyond it: the actions
    are those of older policies.
-3. Observation statistics are frozen between rows of the log: acting and learning see the same
-   ones. The replay holds raw observations.
+3. Observation statistics advance every `LOG_EVERY` env steps, at the first update if it comes
+   before that, and are frozen between: acting and learning see the same ones. The replay holds raw
+   observations.
 4. The critics start at a value near 0, not in the middle of z_1 .. z_K. Both learn from one target,
    the mean of their distributions, not each from its own: one projection instead of two.
 5. The target H is given for actions scaled to -1..1, see `ctrl_rl.sac`; the critics read them so.
@@ -58,7 +59,7 @@ from ctrl_rl.checkpoints import take_weights
 from ctrl_rl.compiled import Diverged, MinibatchStep, diverged, pays
 from ctrl_rl.distributions import SquashedGaussian, project, unit_scaled
 from ctrl_rl.env import Obs, Step, VecEnv
-from ctrl_rl.networks import ACTIVATIONS, MLP, EnsembleMLP, action_bounds
+from ctrl_rl.networks import ACTIVATIONS, MLP, EnsembleMLP, action_bounds, entropy_target
 from ctrl_rl.normalize import Normalizer
 from ctrl_rl.policy import LOG_STD_RANGE, Policy
 from ctrl_rl.rollout import Tally
@@ -90,8 +91,8 @@ METRICS: dict[str, str] = {
 """Every key that is logged; an unknown key is an error."""
 
 LOG_EVERY = 8192
-"""Env steps behind a row of the log. As often, the observation statistics advance, and the run is
-asked for evaluation and checkpoint."""
+"""Env steps behind a row of the log; fewer where evaluations, checkpoints or a stop are asked for
+more often. As often, but whatever the rows, statistics and learning rate advance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +134,7 @@ class FastSACConfig:
     initial_temperature: float = 0.01
     """alpha at the start [reward/nat]."""
     target_entropy: float | None = None
-    """H for actions scaled to -1..1 [nat]; None for minus the number of action dimensions."""
+    """H for actions scaled to -1..1, below log 2 per dimension [nat]; None for -1 per dimension."""
     initial_std: float = 0.5
     """Standard deviation of the action before tanh, at the start."""
     action_bound: float | None = None
@@ -234,8 +235,7 @@ class Actor(nn.Module):
         self.register_buffer("low", low, persistent=False)
         self.register_buffer("high", high, persistent=False)
         self.log_temperature = nn.Parameter(torch.tensor(math.log(config.initial_temperature)))
-        target = -float(len(low)) if config.target_entropy is None else config.target_entropy
-        self.target_entropy = target + ((high - low) / 2).log().sum().item()  # in action units
+        self.target_entropy = entropy_target(config.target_entropy, low, high)
 
     def distribution(self, obs: Tensor) -> SquashedGaussian:
         """pi(.|s) for (B, d), normalised."""
@@ -290,7 +290,8 @@ class FastSAC:
         device: torch device of networks and data.
 
     Raises:
-        ValueError: the task's actions are discrete, or unbounded and `action_bound` is None.
+        ValueError: the task's actions are discrete, or unbounded and `action_bound` is None;
+            or no action has the target entropy.
     """
 
     def __init__(self, config: FastSACConfig, spec: EnvSpec, device: torch.device | str) -> None:
@@ -349,8 +350,17 @@ class FastSAC:
     def update_statistics(self) -> None:
         """Let the observation statistics take in what was noted, each observation once."""
         for group, rows in self._seen.items():
-            self.normalizers[group].update(torch.cat(rows))
-            rows.clear()
+            if rows:
+                self.normalizers[group].update(torch.cat(rows))
+                rows.clear()
+
+    def begin_statistics(self) -> None:
+        """See that there are some before the first update.
+
+        Else networks would learn from raw observations and be saved with statistics they never saw.
+        """
+        if self.updates == 0 and any(n.count == 0 for n in self.normalizers.values()):
+            self.update_statistics()
 
     def set_learning_rate(self, step: int) -> float:
         """Fix the step size of the updates to come, `step` env steps after the start."""
@@ -429,10 +439,7 @@ class FastSAC:
         return section
 
     def state_dict(self) -> dict:
-        """Everything that decides the future of training but the replay, as a copy.
-
-        Taken between `update_statistics` and the next step.
-        """
+        """Everything that decides the future of training but the replay, as a copy."""
         return deepcopy(
             {
                 "actor": self.actor.state_dict(),
@@ -442,6 +449,7 @@ class FastSAC:
                 "actor_step": self.actor_step.state_dict(),
                 "critic_step": self.critic_step.state_dict(),
                 "normalizers": {g: n.state_dict() for g, n in self.normalizers.items()},
+                "seen": {g: [torch.cat(rows)] if rows else [] for g, rows in self._seen.items()},
                 "generator": self.generator.get_state(),
                 "updates": self.updates,
                 "unfinished": self.tally.unfinished,
@@ -455,6 +463,8 @@ class FastSAC:
         self.critic_step.load_state_dict(state["critic_step"])
         self.generator.set_state(state["generator"])
         self.updates = state["updates"]
+        for group, rows in self._seen.items():
+            rows[:] = [x.to(self.device) for x in state["seen"][group]]
         self.tally.unfinished = state["unfinished"].to(self.device)
 
     def warm_start(self, state: dict) -> None:
@@ -524,16 +534,19 @@ def train(
     run = Run() if run is None else run
     learner = FastSAC(config, env.spec, env.device)
     replay = learner.make_replay()
-    if initial := run.initial(env.spec):
+    if initial := run.initial(env.spec, "fast_sac"):
         learner.warm_start(initial)
     falls = config.final_learning_rate is not None
     run.start(METRICS, config, env, "fast_sac", replay.nbytes_after(config.total_steps), falls)
     step = run.resume(learner=learner, env=env, replay=replay)
     obs, num_envs = env.observe(), env.spec.num_envs
+    block = math.ceil(LOG_EVERY / num_envs) * num_envs  # what is learned goes by it, not by rows
     while step < config.total_steps and not run.stopping(step):
         began, update_s, stats, first = time.perf_counter(), 0.0, [], step
-        learning_rate = learner.set_learning_rate(step)
-        while step < min(first + LOG_EVERY, config.total_steps):
+        start = step - step % block
+        learning_rate = learner.set_learning_rate(start)
+        end = min(run.row_end(step, LOG_EVERY), start + block, config.total_steps)
+        while step < end:
             action = learner.act(obs)
             result = env.step(action)
             replay.add(obs, action, result)
@@ -545,10 +558,12 @@ def train(
             stepped = time.perf_counter()
             due = (step - num_envs, step, config.warmup_steps, config.updates_per_step)
             for _ in range(updates_due(*due)):
+                learner.begin_statistics()
                 sizes = config.batch_size, learner.generator, config.return_steps, config.gamma
                 stats.append(learner.update(replay.sample(*sizes)))
             update_s += time.perf_counter() - stepped
-        learner.update_statistics()
+        if step == start + block or step >= config.total_steps:
+            learner.update_statistics()
         metrics = {**learner.tally.flush(), "replay/size": len(replay)}
         if stats:
             try:

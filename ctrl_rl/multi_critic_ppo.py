@@ -79,7 +79,7 @@ class MultiCriticPPOConfig:
     num_minibatches: int = 4
     """Minibatches per pass; must divide T times the number of environments."""
     learning_rate: float = 1e-3
-    """Adam's step size; the initial one with `target_kl`."""
+    """Adam's step size; with `target_kl` the initial one, within 1e-5 .. 1e-2."""
     target_kl: float | None = 0.01
     """KL divergence per minibatch that the learning rate is adapted to [nat]; None keeps it."""
     gamma: float = 0.99
@@ -428,7 +428,7 @@ def train(
     check_groups(config.reward_groups, term_names(env), env.spec.task)
     run = Run() if run is None else run
     learner = MultiCriticPPO(config, env.spec, env.device)
-    if initial := run.initial(env.spec):
+    if initial := run.initial(env.spec, "multi_critic_ppo"):
         learner.warm_start(initial)
     run.start(METRICS, config, env, "multi_critic_ppo")
     step = run.resume(learner=learner, env=env)

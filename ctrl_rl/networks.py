@@ -284,3 +284,24 @@ def action_bounds(
     if not bool((low < high).all()):
         raise ValueError(f"action_bound {action_bound} leaves an action of {spec.task} no room")
     return low, high
+
+
+def entropy_target(given: float | None, low: Tensor, high: Tensor) -> float:
+    """Target entropy of squashed actions, in action units [nat].
+
+    Args:
+        given: that of actions scaled to -1..1; None for minus the number of dimensions.
+        low: bounds (A,), in action units.
+        high: likewise.
+
+    Raises:
+        ValueError: no such action has as much; a temperature would grow without end.
+    """
+    most = len(low) * math.log(2)  # of the uniform density 1/2
+    if given is not None and given >= most:
+        raise ValueError(
+            f"target_entropy must be below {most:.4g}, which no action exceeds (log 2 for each "
+            f"dimension, scaled to -1..1), not {given!r}"
+        )
+    target = -float(len(low)) if given is None else given
+    return target + ((high - low) / 2).log().sum().item()

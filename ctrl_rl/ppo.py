@@ -20,7 +20,8 @@ Deviations from the paper, each with its reason:
 5. Actor and critic share no layer. The critic reads the group "critic" where there is one.
 6. The gradients of actor and critic are clipped apart: the critic's grows with the reward.
 7. With `target_kl` the learning rate follows the KL divergence measured on each minibatch:
-   divided by 1.5 above twice the target, multiplied by 1.5 below half of it.
+   divided by 1.5 above twice the target, multiplied by 1.5 below half of it. That of an iteration's
+   first minibatch is 0: the policy has not moved yet.
 8. With `mirror`, each sample stands beside its mirror image in its minibatch (Mittal et al.,
    "Symmetry considerations for learning task symmetric robot policies", ICRA 2024,
    arXiv:2403.04359): r_t = pi(M a_t | M s_t) / pi_old(a_t | s_t), with the advantage and the value
@@ -106,7 +107,7 @@ class PPOConfig:
     num_minibatches: int = 4
     """Minibatches per pass; must divide T times the number of environments."""
     learning_rate: float = 1e-3
-    """Adam's step size; the initial one with `target_kl`."""
+    """Adam's step size; with `target_kl` the initial one, within 1e-5 .. 1e-2."""
     target_kl: float | None = 0.01
     """KL divergence per minibatch that the learning rate is adapted to [nat]; None keeps it."""
     gamma: float = 0.99
@@ -157,6 +158,19 @@ class PPOConfig:
         for name, good, wanted in checks:
             if not good:
                 raise ValueError(f"{name} must be {wanted}, not {getattr(self, name)!r}")
+        if self.target_kl is not None:
+            low, high = LEARNING_RATE_RANGE
+            if not low <= self.learning_rate <= high:  # the first step would clamp it
+                raise ValueError(
+                    f"learning_rate must be in {low:g}..{high:g} with target_kl, which adapts it "
+                    f"within that range, not {self.learning_rate!r}; target_kl None keeps it"
+                )
+            if self.num_epochs * self.num_minibatches == 1:
+                raise ValueError(
+                    "target_kl needs two minibatches in an iteration: before the first the policy "
+                    "has not moved, and a divergence of 0 only raises learning_rate; "
+                    "raise num_epochs or num_minibatches, or set target_kl None"
+                )
 
 
 STATS = ("loss/policy", "loss/value", "policy/kl", "policy/clip_fraction", "policy/entropy")
@@ -462,7 +476,7 @@ def train(
     """
     run = Run() if run is None else run
     ppo = PPO(config, env.spec, env.device)
-    if initial := run.initial(env.spec):
+    if initial := run.initial(env.spec, "ppo"):
         ppo.warm_start(initial)
     run.start(METRICS, config, env, "ppo")
     step = run.resume(learner=ppo, env=env)

@@ -76,7 +76,7 @@ class RecurrentPPOConfig:
     num_minibatches: int = 4
     """Minibatches per pass; must divide the number of environments."""
     learning_rate: float = 1e-3
-    """Adam's step size; the initial one with `target_kl`."""
+    """Adam's step size; with `target_kl` the initial one, within 1e-5 .. 1e-2."""
     target_kl: float | None = 0.01
     """KL divergence per minibatch that the learning rate is adapted to [nat]; None keeps it."""
     gamma: float = 0.99
@@ -374,7 +374,7 @@ def train(
     distributed.refuse_group("recurrent_ppo")
     run = Run() if run is None else run
     learner = RecurrentPPO(config, env.spec, env.device)
-    if initial := run.initial(env.spec):
+    if initial := run.initial(env.spec, "recurrent_ppo"):
         learner.warm_start(initial)
     run.start(METRICS, config, env, "recurrent_ppo")
     step = run.resume(learner=learner, env=env)

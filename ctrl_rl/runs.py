@@ -43,7 +43,7 @@ from ctrl_rl.checkpoints import (
 )
 from ctrl_rl.compiled import diverged
 from ctrl_rl.env import Fault
-from ctrl_rl.explosion import REWARD, explosion, value_bound
+from ctrl_rl.explosion import REWARD, explosion
 from ctrl_rl.progress import Progress
 from ctrl_rl.provenance import provenance
 from ctrl_rl.run_folder import BEST_KEY, find_checkpoint, parse_config, read_config, read_metrics
@@ -164,17 +164,26 @@ class Run:
         if self._follows:
             self.folder = None
 
-    def initial(self, spec: EnvSpec) -> dict | None:
+    def initial(self, spec: EnvSpec, algo: str | None = None) -> dict | None:
         """The learner's state in the run named by `init_from`; None where there is none.
 
+        Args:
+            spec: the environment's contract.
+            algo: name of the algorithm; None for one that takes states of others.
+
         Raises:
-            ValueError: `init_from` is no run, or one with another observation or action.
+            ValueError: `init_from` is no run, or one of another algorithm, observation or action.
         """
         if self._init_from is None or self._checkpoint is not None:
             return None
         from ctrl_rl.policy import check_same_shape
 
         config = read_config(self._init_from)
+        if algo not in (None, config["algo"]):
+            raise ValueError(
+                f"{algo} cannot start from {self._init_from}, a run of {config['algo']}: name a "
+                f"run of {algo}"
+            )
         check_same_shape(EnvSpec.from_dict(config["spec"]), spec, spec.obs)
         last = find_checkpoint(self._init_from, "last")
         return load_checkpoint(last, {"learner": dict})["learner"]
@@ -305,8 +314,8 @@ class Run:
         """Add figures at an env step; a second call at the same step adds to the row.
 
         Raises:
-            Diverged: the figures show a critic that exploded, see `ctrl_rl.explosion`; the row is
-                kept.
+            Diverged: the figures show a reward that is not finite, or a critic or temperature that
+                exploded, see `ctrl_rl.explosion`; the row is kept.
             KeyError: a key that was not declared.
         """
         for key in metrics:
@@ -324,7 +333,7 @@ class Run:
         if self._console:
             self._console.show(step, self.rows[-1])
         if REWARD in figures:
-            if what := explosion(figures, value_bound(self.rows, self._gamma)):
+            if what := explosion(self.rows, self._gamma):
                 raise diverged(step, what)
 
     def report_fault(self, step: int, fault: Fault) -> None:
@@ -359,6 +368,17 @@ class Run:
     def stopping(self, step: int) -> bool:
         """Whether to leave after this iteration: `stop_after` reached, or Ctrl-C."""
         return self._leaving or (self._stop_after is not None and step >= self._stop_after)
+
+    def row_end(self, step: int, length: int) -> int:
+        """Env step at which a row of `length` steps ends that begins at `step`.
+
+        Earlier where an evaluation, a checkpoint or `stop_after` is asked for before that many.
+        """
+        short = [every for every in self._every.values() if every and every < length]
+        ends = [step + length, *(step - step % every + every for every in short)]
+        if self._stop_after is not None and step < self._stop_after < length:
+            ends.append(self._stop_after)
+        return min(ends)
 
     def save(
         self, step: int, policy: dict, learner: dict, env: dict, replay: dict | None = None

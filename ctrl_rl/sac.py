@@ -49,7 +49,7 @@ from ctrl_rl.distributions import SquashedGaussian
 from ctrl_rl.env import Obs, VecEnv
 from ctrl_rl.explosion import REWARD
 from ctrl_rl.hindsight import Hindsight, goal_groups
-from ctrl_rl.networks import ACTIVATIONS, MLP, QEnsemble, action_bounds
+from ctrl_rl.networks import ACTIVATIONS, MLP, QEnsemble, action_bounds, entropy_target
 from ctrl_rl.policy import LOG_STD_RANGE, Policy
 from ctrl_rl.rollout import Tally, faults_of_all_ranks
 from ctrl_rl.runs import Run
@@ -108,7 +108,7 @@ class SACConfig:
     initial_temperature: float = 1.0
     """alpha at the start, if it is adapted [reward/nat]."""
     target_entropy: float | None = None
-    """H for actions scaled to -1..1 [nat]; None for minus the number of action dimensions."""
+    """H for actions scaled to -1..1, below log 2 per dimension [nat]; None for -1 per dimension."""
     hidden: tuple[int, ...] = (256, 256)
     """Widths of the hidden layers of actor and critics."""
     activation: str = "relu"
@@ -202,8 +202,7 @@ class Actor(nn.Module):
             self.log_temperature = nn.Parameter(torch.tensor(math.log(alpha)))
         else:
             self.register_buffer("log_temperature", torch.tensor(math.log(alpha)))
-        target = -float(len(low)) if config.target_entropy is None else config.target_entropy
-        self.target_entropy = target + ((high - low) / 2).log().sum().item()  # in action units
+        self.target_entropy = entropy_target(config.target_entropy, low, high)
 
     def distribution(self, obs: Tensor) -> SquashedGaussian:
         """pi(.|s) for (B, d)."""
@@ -223,7 +222,7 @@ class SAC:
         device: torch device of networks and data.
 
     Raises:
-        ValueError: the task's actions are discrete or unbounded.
+        ValueError: the task's actions are discrete or unbounded, or none has the target entropy.
     """
 
     def __init__(self, config: SACConfig, spec: EnvSpec, device: torch.device | str) -> None:
@@ -415,7 +414,7 @@ def train(
     sac = SAC(config, env.spec, env.device)
     replay, steps = sac.make_replay(), config.total_steps // distributed.world_size()
     hindsight = Hindsight(replay, env, config.hindsight) if config.hindsight else None
-    if initial := run.initial(env.spec):
+    if initial := run.initial(env.spec, "sac"):
         sac.warm_start(initial)
     run.start(METRICS, config, env, "sac", replay.nbytes_after(steps))
     step = run.resume(learner=sac, env=env, replay=replay)

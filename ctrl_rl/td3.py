@@ -370,7 +370,7 @@ def train(
     td3 = TD3(config, env.spec, env.device)
     replay, steps = td3.make_replay(), config.total_steps // distributed.world_size()
     hindsight = Hindsight(replay, env, config.hindsight) if config.hindsight else None
-    if initial := run.initial(env.spec):
+    if initial := run.initial(env.spec, "td3"):
         td3.warm_start(initial)
     run.start(METRICS, config, env, "td3", replay.nbytes_after(steps))
     step = run.resume(learner=td3, env=env, replay=replay)

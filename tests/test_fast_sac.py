@@ -230,7 +230,8 @@ def test_the_policy_acts_from_the_first_step_and_learns_after_the_warm_up():
     env, sent = TwoBounds(num_envs=4), []
     step = env.step
     env.step = lambda action: (sent.append(action.clone()), step(action))[1]
-    run = CASE.train(env, total_steps=128, warmup_steps=64, initial_std=1e-3)
+    run = Run(checkpoint_every=0, eval_every=0)
+    CASE.train(env, run, total_steps=128, warmup_steps=64, initial_std=1e-3)
     assert (torch.stack(sent)[:16] - torch.tensor([0.0, 5.0])).abs().max() < 0.5
     assert ["loss/critic" in row for row in run.rows] == [False, True]
 
@@ -257,6 +258,53 @@ def test_statistics_see_each_observation_once_and_stay_between_rows():
     learner.see(obs, step)
     learner.update_statistics()
     assert learner.normalizers["actor"].count == 12  # what was acted on, not the faulty successor
+
+
+def test_statistics_begin_before_the_first_update():
+    """A warm-up of less than a row learned on raw observations and saved another policy."""
+    counts, update = [], FastSAC.update
+
+    def counting(learner, batch):
+        counts.append(int(learner.normalizers["actor"].count))
+        return update(learner, batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FastSAC, "update", counting)
+        patch.setattr(fast_sac, "LOG_EVERY", 1000)
+        CASE.train(pendulum(), total_steps=64, warmup_steps=32)
+        assert counts == [36] * 32  # what was acted on before the first update, 4 at a time
+        patch.setattr(fast_sac, "LOG_EVERY", 32)
+        counts.clear()
+        CASE.train(pendulum(), total_steps=96, warmup_steps=40)
+    assert counts == [32] * 24 + [64] * 32  # those of the last block, where there was one
+
+
+def test_intervals_shorter_than_a_row_are_kept_and_change_nothing_that_is_learned(tmp_path):
+    settings = {"total_steps": 256, "warmup_steps": 40, "final_learning_rate": 2e-4}
+    rare = {"console": False, "eval_every": 0, "checkpoint_every": 0}
+    whole = CASE.train(pendulum(), Run(tmp_path / "whole", **rare), **settings)
+    assert [row["step"] for row in whole.rows] == [64, 128, 192, 256]
+    often = {"console": False, "eval_every": 24, "checkpoint_every": 40}
+    evaluated = []
+    for more, end in (({"stop_after": 48}, 48), ({"resume": True}, 256)):
+        run = Run(tmp_path / "often", **often, **more)
+        judge = lambda _, run=run: evaluated.append(run.rows[-1]["step"]) or {}  # noqa: E731
+        CASE.train(pendulum(), run, judge, **settings)
+        assert run.rows[-1]["step"] == end
+    assert evaluated == [*range(24, 256, 24), 256]
+    assert {*range(40, 256, 40), *evaluated} <= {
+        int(path.stem[5:]) for path in (tmp_path / "often/checkpoints").glob("step-*.pt")
+    }
+    last = [torch.load(tmp_path / name / "checkpoints/last.pt") for name in ("whole", "often")]
+    for part in ("learner", "policy", "env"):
+        assert differing(last[0][part], last[1][part]) == [], part
+
+
+def test_a_stop_within_a_row_is_kept(tmp_path):
+    run = CASE.train(pendulum(), Run(tmp_path / "r", stop_after=16, console=False), total_steps=640)
+    assert run.rows[-1]["step"] == 16
+    run = CASE.train(pendulum(), Run(tmp_path / "s", stop_after=80, console=False), total_steps=640)
+    assert run.rows[-1]["step"] == 128  # a row or more: at the end of one, as in every learner
 
 
 def test_learning_and_acting_see_normalised_observations():
@@ -290,12 +338,13 @@ def test_learning_and_acting_see_normalised_observations():
 
 def test_the_learning_rate_falls_with_the_env_steps_also_on_resuming(tmp_path):
     settings = {"total_steps": 256, "learning_rate": 1e-3, "final_learning_rate": 2e-4}
-    whole = CASE.train(pendulum(), Run(tmp_path / "whole", console=False), **settings)
+    rare = {"console": False, "eval_every": 0, "checkpoint_every": 0}
+    whole = CASE.train(pendulum(), Run(tmp_path / "whole", **rare), **settings)
     # 1e-3 - 8e-4 k / 4 for k = 0 .. 3
     found = [row["loss/learning_rate"] for row in whole.rows]
     assert found == pytest.approx([1e-3, 8e-4, 6e-4, 4e-4])
-    CASE.train(pendulum(), Run(tmp_path / "parts", stop_after=100, console=False), **settings)
-    parts = CASE.train(pendulum(), Run(tmp_path / "parts", resume=True, console=False), **settings)
+    CASE.train(pendulum(), Run(tmp_path / "parts", stop_after=100, **rare), **settings)
+    parts = CASE.train(pendulum(), Run(tmp_path / "parts", resume=True, **rare), **settings)
     assert without_time(parts.rows) == without_time(whole.rows)
     saved = torch.load(tmp_path / "whole/checkpoints/last.pt")["learner"]
     for part in ("actor_step", "critic_step"):
@@ -337,6 +386,14 @@ def test_action_bound_stands_in_for_bounds_that_are_missing():
     bounded = TwoBounds(num_envs=4)
     with pytest.raises(ValueError, match="leave action_bound out: .* bounds its actions itself"):
         CASE.make(bounded, action_bound=2.0)
+
+
+def test_a_target_entropy_that_no_action_has_is_refused_whatever_the_action_bound():
+    spec = Unbounded(num_envs=1)
+    most = spec.spec.action_size * math.log(2)
+    CASE.make(spec, action_bound=2.5, target_entropy=most - 0.01)
+    with pytest.raises(ValueError, match="target_entropy must be below"):
+        CASE.make(spec, action_bound=2.5, target_entropy=most)
 
 
 def test_the_policy_is_a_running_average_of_the_actor():

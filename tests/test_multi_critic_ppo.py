@@ -108,8 +108,8 @@ def test_training_refuses_before_it_writes_and_leaves_the_environment_alone(tmp_
 
 def test_groups_come_from_the_preset_and_flags_change_them():
     words = ["Pendulum-v0", "--algo", "multi_critic_ppo", "--algo.group-weights.effort", "0.2"]
-    config = read_plan([*words, "--algo.reward-groups.upright", "speed", "angle"]).algo_config
-    assert config.reward_groups == {"upright": ("speed", "angle"), "effort": ("torque",)}
+    config = read_plan(words).algo_config
+    assert config.reward_groups == {"upright": ("angle", "speed"), "effort": ("torque",)}
     assert config.group_weights == {"effort": 0.2}
     check_groups(config.reward_groups, term_names(pendulum()), "Pendulum-v0")
     saved = json.loads(json.dumps(dataclasses.asdict(config)))
@@ -118,16 +118,36 @@ def test_groups_come_from_the_preset_and_flags_change_them():
         read_plan([*words, "--algo.group-weights.work", "1"])
 
 
-def test_groups_of_other_names_are_given_by_flags():
-    words = "--algo multi_critic_ppo --algo.reward-groups.upright angle --video-s 0".split()
-    words += "--algo.reward-groups.speed-cost speed --algo.group-weights.speed_cost 0.5".split()
-    config = read_plan(["Pendulum-v0", *words]).algo_config
-    assert config.reward_groups == {
-        "upright": ("angle",),
-        "speed_cost": ("speed",),
-        "effort": ("torque",),
-    }
-    assert config.group_weights == {"effort": 0.1, "speed_cost": 0.5}
+@pytest.mark.parametrize(
+    ("flags", "groups", "weights"),
+    [
+        (  # none of the preset's names: its groups go, and their weights with them
+            "--algo.reward-groups.a angle speed --algo.reward-groups.b torque",
+            {"a": ("angle", "speed"), "b": ("torque",)},
+            {},
+        ),
+        (  # one of its names: its weight stays, its terms do not
+            "--algo.reward-groups.all-else angle --algo.reward-groups.effort torque speed"
+            " --algo.group-weights.all_else 0.5",
+            {"all_else": ("angle",), "effort": ("torque", "speed")},
+            {"all_else": 0.5, "effort": 0.1},
+        ),
+    ],
+)
+def test_groups_given_by_flags_take_the_place_of_the_presets(flags, groups, weights):
+    words = ["Pendulum-v0", "--algo", "multi_critic_ppo", *flags.split(), "--video-s", "0"]
+    config = read_plan(words).algo_config
+    assert config.reward_groups == groups and config.group_weights == weights
+    check_groups(config.reward_groups, term_names(pendulum()), "Pendulum-v0")
+
+
+def test_groups_given_by_flags_must_be_all_of_them():
+    words = ["Pendulum-v0", "--algo", "multi_critic_ppo", "--algo.reward-groups.upright", "angle"]
+    config = read_plan(words).algo_config
+    with pytest.raises(ValueError, match="leaves out: speed, torque"):
+        check_groups(config.reward_groups, term_names(pendulum()), "Pendulum-v0")
+    with pytest.raises(ValueError, match="group_weights names effort, no group"):
+        read_plan([*words, "--algo.group-weights.effort", "1"])
 
 
 def test_config_refuses_nonsense():
@@ -253,7 +273,7 @@ def test_an_update_moves_every_weight_and_the_ratio_starts_at_one():
     after = ppo_learner.state_dict()["networks"]
     assert {k.split(".")[0] for k in before} == {"actor", "critic_0", "critic_1", "policy"}
     assert [k for k in before if torch.equal(before[k], after[k])] == []
-    ppo_learner = learner(env, small(num_epochs=1, num_minibatches=1))
+    ppo_learner = learner(env, small(num_epochs=1, num_minibatches=1, target_kl=None))
     for _ in range(2):
         assert abs(ppo_learner.update(roll(ppo_learner, env))["policy/kl"]) < 1e-6
 

@@ -8,6 +8,7 @@ from probes import AgeReward, FollowSignal, Probe
 from torch import Tensor
 
 import ctrl_rl
+from ctrl_rl.multi_critic_ppo import MultiCriticPPOConfig
 from ctrl_rl.policy import Policy
 from ctrl_rl.ppo import (
     METRICS,
@@ -18,6 +19,7 @@ from ctrl_rl.ppo import (
     kl_estimate,
     train,
 )
+from ctrl_rl.recurrent_ppo import RecurrentPPOConfig
 from ctrl_rl.rollout import collect, selected
 from ctrl_rl.runs import Run
 from ctrl_rl.spec import Discrete, ObsTerm
@@ -137,7 +139,7 @@ def test_learning_rate_follows_the_divergence():
 def test_the_ratio_is_one_before_the_first_step(make):
     """Also with moved statistics, at the bounds of the action and for discrete actions."""
     env = make()
-    ppo = learner(env, small(initial_std=3.0, num_epochs=1, num_minibatches=1))
+    ppo = learner(env, small(initial_std=3.0, num_epochs=1, num_minibatches=1, target_kl=None))
     for _ in range(3):
         metrics = ppo.update(roll(ppo, env))
         assert abs(metrics["policy/kl"]) < 1e-6
@@ -342,6 +344,28 @@ def test_warm_start_takes_weights_and_statistics_alone():
         learner(env, small(hidden=(8,))).warm_start(ppo.state_dict())
     with pytest.raises(ValueError, match="normalize_obs"):
         learner(env, small(normalize_obs=False)).warm_start(ppo.state_dict())
+
+
+@pytest.mark.parametrize("config", [PPOConfig, RecurrentPPOConfig, MultiCriticPPOConfig])
+def test_a_learning_rate_that_target_kl_would_clamp_is_refused(config):
+    """0.02, 0.1 and 5 gave one and the same run."""
+    for rate in (9e-6, 0.02, 5.0):
+        with pytest.raises(
+            ValueError, match=rf"learning_rate must be in 1e-05..0.01 .*, not {rate}"
+        ):
+            config(learning_rate=rate)
+        assert config(learning_rate=rate, target_kl=None).learning_rate == rate
+    for rate in (1e-5, 1e-2):
+        assert config(learning_rate=rate).target_kl is not None
+
+
+@pytest.mark.parametrize("config", [PPOConfig, RecurrentPPOConfig, MultiCriticPPOConfig])
+def test_target_kl_is_refused_where_nothing_could_be_measured(config):
+    """Before the only step of an iteration the divergence is 0, which only raises the rate."""
+    with pytest.raises(ValueError, match="target_kl needs two minibatches in an iteration"):
+        config(num_epochs=1, num_minibatches=1)
+    for changes in ({"num_epochs": 2}, {"num_minibatches": 2}, {"target_kl": None}):
+        config(**{"num_epochs": 1, "num_minibatches": 1} | changes)
 
 
 def test_config_refuses_nonsense():

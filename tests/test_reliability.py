@@ -1,6 +1,7 @@
 """What every learner owes to a run: it survives kills, divergence and damaged checkpoints."""
 
 import copy
+import dataclasses
 import math
 import random
 import re
@@ -17,6 +18,7 @@ from ctrl_rl.checkpoints import load_checkpoint, save_checkpoint
 from ctrl_rl.compiled import MinibatchStep
 from ctrl_rl.runs import Run
 from ctrl_rl.sac import SACConfig
+from robots.env import TaskEnv
 from robots.tasks.pendulum import Pendulum
 
 RUN = (
@@ -169,7 +171,40 @@ def test_divergence_leaves_the_last_good_checkpoint(algo, tmp_path, short_rows, 
     assert run_folder.read_metrics(folder)[-1]["step"] == int(OWN[algo][1])
 
 
-@pytest.mark.parametrize("algo", sorted(OWN.keys() - {"fast_sac"}))  # its atoms bound its values
+@pytest.mark.parametrize("reward", [math.nan, math.inf])
+@pytest.mark.parametrize("algo", OWN)
+def test_a_reward_that_is_no_number_is_neither_saved_nor_learned_from(
+    algo, reward, tmp_path, short_rows, capsys, monkeypatch
+):
+    """From an environment of one's own: `TaskEnv` takes such a world for a fault."""
+    folder, step, taken, long = tmp_path / "r", TaskEnv.step, [], OWN[algo]
+
+    def poisoned(env, action):
+        found = step(env, action)
+        taken.extend([env] * 4 if env.num_envs == 4 else [])  # not those of the evaluation
+        if len(taken) != 100:
+            return found
+        terms = {k: x.clone() for k, x in found.info.reward_terms.items()}
+        for x in (bad := found.reward.clone(), *terms.values()):
+            x[1] = reward
+        return found._replace(reward=bad, info=dataclasses.replace(found.info, reward_terms=terms))
+
+    monkeypatch.setattr(TaskEnv, "step", poisoned)
+    if "--algo.warmup-steps" in long:
+        long = [*long, "--algo.warmup-steps", "192"]  # nothing is updated, which could notice
+    assert cli.main([*words(algo), *long, "--run-dir", str(folder)]) == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("ctrl-rl train: training diverged before step 128: "), line
+    assert "the last checkpoint is kept" in line
+    last = load_checkpoint(folder / "checkpoints/last.pt")
+    values = list(leaves(last))
+    if "replay" in last:
+        values += leaves(load_checkpoint(folder / "checkpoints" / last["replay"]))
+    assert last["step"] in (64, 96) and all(x.isfinite().all() for x in values)
+    assert cli.main(["train", "--resume", str(folder)]) == 0
+
+
+@pytest.mark.parametrize("algo", OWN)
 def test_an_explosion_of_finite_numbers_stops_the_run(algo, tmp_path, short_rows, capsys):
     folder = tmp_path / "r"
     step, sim_step, taken = MinibatchStep.__call__, Pendulum.step, []
@@ -179,7 +214,7 @@ def test_an_explosion_of_finite_numbers_stops_the_run(algo, tmp_path, short_rows
         return sim_step(env, action)
 
     def swelling(self, *batch):
-        tempered = "temperature" in " ".join(self._names)  # a larger one raises what is allowed
+        tempered = "temperature" in " ".join(self._names)  # see the test below
         if len(taken) > 160 and not tempered:
             self._flat.data *= 3.0
         return step(self, *batch)
@@ -190,7 +225,7 @@ def test_an_explosion_of_finite_numbers_stops_the_run(algo, tmp_path, short_rows
         assert cli.main([*words(algo), "--run-dir", str(folder)]) == 1
     (line,) = capsys.readouterr().err.strip().splitlines()
     found = re.search(
-        r"diverged before step (\d+): (\S+) is \S+, and the rewards so far allow", line
+        r"diverged before step (\d+): (\S+) is \S+, and (the rewards so far allow|1000 nat)", line
     )
     assert found and "the last checkpoint is kept" in line, line
     row = run_folder.read_metrics(folder)[-1]  # what was wrong can be looked at
@@ -198,6 +233,25 @@ def test_an_explosion_of_finite_numbers_stops_the_run(algo, tmp_path, short_rows
     assert 0 < load_checkpoint(folder / "checkpoints/last.pt")["step"] < row["step"] <= 320
     assert cli.main(["train", "--resume", str(folder)]) == 0
     assert run_folder.read_metrics(folder)[-1]["step"] == int(OWN[algo][1])
+
+
+@pytest.mark.parametrize("algo", ["sac", "fast_sac"])
+def test_a_temperature_that_grows_without_end_stops_the_run(algo, tmp_path, short_rows, capsys):
+    """It made its own values allowed, and the last checkpoint one of a policy of pure noise."""
+    step = MinibatchStep.__call__
+
+    def heated(self, *batch):
+        for name, parameter in zip(self._names, self._parameters, strict=True):
+            if "temperature" in name:
+                parameter.data += 1.0
+        return step(self, *batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MinibatchStep, "__call__", heated)
+        assert cli.main([*words(algo), "--run-dir", str(tmp_path / "r")]) == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    found = re.search(r"before step \d+: policy/temperature is (\S+), and the rewards .*", line)
+    assert found and float(found[1]) < 1e10, line
 
 
 def leaves(value):
@@ -262,6 +316,20 @@ def test_a_state_that_lacks_a_key_is_one_line(algo, made, tmp_path, short_rows, 
             assert contents(folder) == before
         save_checkpoint(path, whole)
     assert cli.main(["train", "--resume", str(folder), "--total-steps", "192"]) == 0
+
+
+@pytest.mark.parametrize("algo", OWN)
+def test_a_start_from_another_algorithm_names_both(algo, made, tmp_path, short_rows, capsys):
+    """Of some, some parts are alike: what differs first says nothing to whoever mixed them up."""
+    other = "sac" if algo != "sac" else "td3"
+    given = [*words(algo), "--init-from", str(made(other)), "--run-dir", str(tmp_path / "r")]
+    assert cli.main(given) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line == (
+        f"ctrl-rl train: {algo} cannot start from {made(other)}, a run of {other}: name a run of "
+        f"{algo}"
+    )
+    assert not (tmp_path / "r").exists()
 
 
 class Part:

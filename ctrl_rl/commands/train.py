@@ -330,9 +330,11 @@ def parse_flags(argv, prog, about, algo, flags, algo_config, task_config=None):
 def with_named_keys(config, argv):
     """Settings whose dictionaries also hold the keys that words `--algo.FIELD.KEY` name.
 
-    tyro gives a flag to each key of a default; a new one begins empty, or as 0.
+    tyro gives a flag to each key of a default; a new one begins empty, or as 0. Groups, which are
+    tuples, stand in the place of all that there were: else one of a preset could not be left out.
+    With them go the numbers of groups that are gone.
     """
-    hints, changed = typing.get_type_hints(type(config)), {}
+    hints, changed, gone = typing.get_type_hints(type(config)), {}, set()
     for field in dataclasses.fields(config):
         if typing.get_origin(hints[field.name]) is dict:
             start = f"--algo.{field.name}."
@@ -340,7 +342,10 @@ def with_named_keys(config, argv):
             keys = [w[len(start) :] for w in words if w.startswith(start.replace("-", "_"))]
             kind = typing.get_args(hints[field.name])[1]
             new = {key: (typing.get_origin(kind) or kind)() for key in keys}
-            changed[field.name] = new | getattr(config, field.name)
+            kept = getattr(config, field.name)
+            if new and typing.get_origin(kind) is tuple:
+                gone |= kept.keys() - new.keys()
+            changed[field.name] = new | {k: v for k, v in kept.items() if k not in gone}
     return dataclasses.replace(config, **changed)
 
 
