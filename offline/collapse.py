@@ -254,7 +254,10 @@ class CollapseMonitor:
         if n % s or any(p.ndim == 0 or (p.shape[0] % n and n > 1) for p in params.values()):
             raise ValueError(f"{s} seeds and these parameters cannot be {n} networks side by side")
         worst = lambda x: x.double().view(s, -1).amax(1).tolist()  # noqa: E731
-        q_max = worst(torch.maximum(q.abs().amax(-1), next_q.abs().amax(-1)))
+        # No target holds the value of a state that an episode ended in.
+        asked = self._spread(batch.discount, n).view(next_q.shape) > 0
+        next_size = next_q.abs().where(asked, 0.0).amax(-1)
+        q_max = worst(torch.maximum(q.abs().amax(-1), next_size))
         figures = {
             "collapse/q_max": q_max,
             "collapse/q_share": [value / self.bound for value in q_max],
@@ -278,15 +281,19 @@ class CollapseMonitor:
         self._last, self._unstable = [*state["last"]], [*state["unstable"]]
         self._warned = {tuple(x) for x in state["warned"]}
 
+    @staticmethod
+    def _spread(discount: Tensor, n: int) -> Tensor:
+        """Discounts (n, B) of all n networks, from those of the seeds that they belong to."""
+        lead = discount.shape[:-1].numel()
+        return discount.reshape(lead, 1, -1).expand(-1, n // lead, -1).reshape(n, -1)
+
     def _spectrum(self, q_function, params, batch, diagonal, n, worst) -> dict[str, list[float]]:
         """Eigenvalues of S with and without Adam's diagonal, and the radius."""
         z = features(q_function, params, batch.obs, batch.action)
         next_z = features(q_function, params, batch.next_obs, batch.next_action)
         ones = [torch.ones_like(p) for p in params.values()]
         chosen = ones if diagonal is None else [diagonal[name] for name in params]
-        lead = batch.discount.shape[:-1].numel()
-        discount = batch.discount.reshape(lead, 1, -1, 1).expand(-1, n // lead, -1, -1)
-        discount = discount.reshape(n, -1, 1)
+        discount = self._spread(batch.discount, n)[..., None]
         figures = {}
         for p in (chosen, ones):
             s = discount * kernel(next_z, z, p, n) - kernel(z, z, p, n)

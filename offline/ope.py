@@ -205,19 +205,22 @@ class Progress(NamedTuple):
 
 
 STILL = 0.1
-"""Largest change over the second half of what has settled, as a share of the values; ours."""
+"""Largest change over the second half of what has settled, as a share of the estimates; ours."""
+
+LEAST = 0.1
+"""Share of the data's own value that estimates count as at least: the policy's may be 0; ours."""
 
 
 def settled(course: Sequence[Progress], recorded: float) -> bool:
     """Whether estimate and residual of the half and of the end are the same.
 
-    But for `STILL` of the largest of both estimates and `recorded`, the data's own value: that of
-    the policy may be 0.
+    But for `STILL` of the largest of both estimates and `LEAST` of `recorded`, the data's own
+    value; not of all of it, as estimates start at 0: small ones may have hardly begun.
     """
     if len(course) < 2:
         return False
     half, end = course
-    room = STILL * max(abs(half.value), abs(end.value), abs(recorded))
+    room = STILL * max(abs(half.value), abs(end.value), LEAST * abs(recorded))
     return abs(end.value - half.value) <= room and abs(end.residual - half.residual) <= room
 
 

@@ -275,6 +275,16 @@ def test_a_value_that_nobody_can_earn_is_flagged_at_once():
         states([51.0], stop=True)
 
 
+def test_a_state_that_an_episode_ended_in_is_not_judged():
+    """No target asks for its value, so nothing is learned there."""
+    one = torch.ones(2, 1)
+    ended = Probe(one, one[:, :0], 1e6 * one, one[:, :0], torch.zeros(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = CollapseMonitor(100.0, 1e-2).check(0, linear, {"w": torch.tensor([3.0])}, ended)
+    assert found["collapse/q_max"] == [3]
+
+
 def test_state_round_trip():
     monitor, _ = states([1.0, 1.1, 1.2])
     other, _ = states([])

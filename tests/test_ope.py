@@ -225,7 +225,8 @@ def test_what_has_settled_by_hand():
     at = lambda value, residual: ope.Progress(1, value, residual)  # noqa: E731
     assert ope.settled([at(9.5, 3.0), at(10.0, 2.5)], 0.0)
     assert not ope.settled([at(8.5, 3.0), at(10.0, 3.0)], 0.0)
-    assert ope.settled([at(8.5, 3.0), at(10.0, 3.0)], -20.0)  # as values here go
+    assert ope.settled([at(0.05, 3.0), at(0.2, 3.0)], -20.0)  # 0, as values here go
+    assert not ope.settled([at(-16.0, 3.0), at(-42.0, 3.0)], -571.0)  # has hardly begun
     assert not ope.settled([at(10.0, 1.0), at(10.0, 2.5)], 0.0)
     assert not ope.settled([at(-10.0, 2.5), at(-10.0, 1.0)], 0.0)
     assert not ope.settled([at(10.0, 1.0)], 0.0)  # one update has no half
