@@ -35,7 +35,7 @@ import numpy as np
 from ctrl_rl.checkpoints import replacing
 from offline.arrays import check_bounds, check_lengths, check_width, flags, series, vectors
 from offline.episodes import Episodes
-from offline.hdf5 import get, opened, put
+from offline.hdf5 import get, made, opened, put
 
 OURS = "metadata/ctrl_rl"
 STOPPED = "metadata/stopped_episodes"
@@ -155,8 +155,8 @@ def write(path: Path, episodes: Episodes) -> None:
     The file takes its name only when it is whole.
 
     Raises:
-        ValueError: the folder does not exist or cannot be written.
-        OSError: the disk is full; an older file of that name stands.
+        ValueError: it cannot be written, as where the folder does not exist or the disk is full;
+            an older file of that name stands.
     """
     path = Path(path)
     steps = episodes.step_rows()
@@ -167,7 +167,7 @@ def write(path: Path, episodes: Episodes) -> None:
     stopped = stopped[stopped < episodes.num_episodes - 1]  # the last one needs no mark
     timeouts[last[stopped]] = True
     try:
-        with replacing(path, "w+b") as raw, h5py.File(raw, "w") as file:
+        with replacing(path, "wb") as raw, made(raw) as file:
             put(file, "observations", episodes.obs[steps])
             put(file, "actions", episodes.action)
             put(file, "rewards", episodes.reward)
@@ -182,8 +182,8 @@ def write(path: Path, episodes: Episodes) -> None:
             if len(stopped):
                 file[STOPPED] = stopped
             file[OURS] = json.dumps(episodes.metadata, allow_nan=False)
-    except (FileNotFoundError, PermissionError) as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}") from None
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 # What differs between families ------------------------------------------------------------------

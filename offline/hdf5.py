@@ -1,11 +1,13 @@
 """HDF5 files, opened and read so that whatever is wrong becomes one line.
 
-Reading order: `opened` -> `get` -> `put`.
+Reading order: `opened` -> `get` -> `put` -> `made`.
 """
 
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import h5py
 import numpy as np
@@ -47,7 +49,10 @@ def get(path: Path, file: h5py.Group, key: str) -> np.ndarray:
     where = f"{file.name or ''}/{key}".lstrip("/")
     if key not in file:
         raise ValueError(f"{path}: no dataset {where!r}; it holds {', '.join(file) or 'nothing'}")
-    found = file[key]
+    try:
+        found = file[key]
+    except KeyError:
+        raise ValueError(f"{path}: {where} is a link to what is not there") from None
     if not isinstance(found, h5py.Dataset):
         raise ValueError(f"{path}: {where} is a group, not an array")
     if found.dtype.kind not in "biuf":
@@ -64,6 +69,22 @@ def put(file: h5py.Group, key: str, values: np.ndarray) -> None:
     chunk = (min(len(values), max(CHUNK_BYTES // row, 1)), *values.shape[1:])
     options = {"compression": "gzip", "compression_opts": COMPRESSION, "shuffle": True}
     file.create_dataset(key, data=values, chunks=chunk, **options)
+
+
+@contextmanager
+def made(raw: IO[bytes], **options) -> Iterator[h5py.File]:
+    """A new HDF5 file that is written into `raw` when all of it is there.
+
+    It is made in memory, which takes as much as the file will: where the disk fills up while HDF5
+    itself writes to it, HDF5 crashes the process.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    image = io.BytesIO()
+    with h5py.File(image, "w", **options) as file:
+        yield file
+    raw.write(image.getbuffer())
 
 
 def _reason(error: OSError) -> str:

@@ -168,8 +168,8 @@ def write(path: Path, episodes: Episodes, data_format: str = "hdf5") -> None:
         data_format: "hdf5", or "arrow" or "parquet", for which pyarrow is needed.
 
     Raises:
-        ValueError: it exists already, its parent does not, or an unknown format.
-        OSError: the disk is full; nothing of that name is left.
+        ValueError: it exists already, its parent does not, an unknown format, or the disk is full;
+            nothing of that name is left.
     """
     path = Path(path)
     if data_format not in FORMATS:
@@ -181,8 +181,8 @@ def write(path: Path, episodes: Episodes, data_format: str = "hdf5") -> None:
     part = path.with_name(path.name + ".tmp")
     shutil.rmtree(part, ignore_errors=True)
     folder = part / "data"
-    folder.mkdir(parents=True)
     try:
+        folder.mkdir(parents=True)
         save = write_hdf5 if data_format == "hdf5" else write_arrow
         save(folder, episodes, data_format)
         about = _about(path.name, episodes, data_format)
@@ -191,6 +191,8 @@ def write(path: Path, episodes: Episodes, data_format: str = "hdf5") -> None:
         )
         write_text(folder / "metadata.json", json.dumps(about))
         os.replace(part, path)
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror or error}") from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
 

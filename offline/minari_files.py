@@ -17,7 +17,7 @@ import numpy as np
 
 from ctrl_rl.checkpoints import write_text
 from offline.episodes import Episodes
-from offline.hdf5 import opened, put
+from offline.hdf5 import made, opened, put
 
 MAIN = "main_data.hdf5"
 
@@ -169,8 +169,8 @@ def _episode_arrays(episodes: Episodes) -> Iterator[tuple[int, dict[str, Any], b
 
 def write_hdf5(folder: Path, episodes: Episodes, data_format: str) -> None:
     """All episodes in one file of an existing folder."""
-    with open(folder / MAIN, "w+b") as raw:
-        with h5py.File(raw, "w", track_order=True) as file:
+    with open(folder / MAIN, "wb") as raw:
+        with made(raw, track_order=True) as file:
             for e, arrays, final_unknown in _episode_arrays(episodes):
                 group = file.create_group(f"episode_{e}")
                 group.attrs["id"] = e

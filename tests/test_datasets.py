@@ -1,7 +1,10 @@
 """Files of every family are read as they are meant; a wrong one is refused in one line."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import h5py
@@ -222,6 +225,40 @@ def test_the_bounds_that_a_file_states_hold():
         load("x.hdf5")
 
 
+@pytest.mark.parametrize("target", ["x.hdf5", "toy-v0"])
+def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing(target):
+    """HDF5 itself would crash the process; a limit on a file's size stands for the disk's."""
+    script = (
+        "import resource, sys\n"
+        "from pathlib import Path\n"
+        "from recordings import all_kinds_of_ends\n"
+        "from offline import d4rl, minari\n"
+        "episodes = all_kinds_of_ends()\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))\n"
+        f"path = Path({target!r})\n"
+        "try:\n"
+        "    (d4rl if path.suffix else minari).write(path, episodes)\n"
+        "except ValueError as error:\n"
+        "    sys.exit(str(error))\n"
+    )
+    tests = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=Path(), capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": f"{tests}{os.pathsep}{tests.parent}"},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, f"cannot write {target}: File too large\n")
+    assert not list(Path().iterdir())
+
+
+def test_a_link_to_what_is_not_there_is_named():
+    path = small()
+    with h5py.File(path, "r+") as file:
+        del file["rewards"]
+        file["rewards"] = h5py.SoftLink("/nowhere")
+    with pytest.raises(ValueError, match="x.hdf5: .*rewards"):
+        load("x.hdf5")
+
+
 def test_a_failed_write_leaves_the_old_file(monkeypatch):
     path = small()
     before = path.read_bytes()
@@ -230,7 +267,7 @@ def test_a_failed_write_leaves_the_old_file(monkeypatch):
         raise OSError("disk full")
 
     monkeypatch.setattr(d4rl, "put", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(ValueError, match="cannot write x.hdf5: disk full"):
         d4rl.write(path, all_kinds_of_ends())
     assert path.read_bytes() == before
     assert [p.name for p in Path().iterdir()] == ["x.hdf5"]

@@ -159,7 +159,7 @@ def test_a_failed_write_leaves_nothing(monkeypatch):
     monkeypatch.setattr(
         minari_files, "put", lambda *args: (_ for _ in ()).throw(OSError("disk full"))
     )
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(ValueError, match="cannot write toy-v0: disk full"):
         minari.write(Path("toy-v0"), all_kinds_of_ends())
     assert not list(Path().iterdir())
     with pytest.raises(ValueError, match="is no folder"):

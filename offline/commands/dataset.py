@@ -286,11 +286,15 @@ def record(args: Collect) -> dict:
 
 def translate(args: Convert) -> dict:
     """Read one format, write the other."""
+    from ctrl_rl.checkpoints import check_free
     from offline import d4rl, minari
     from offline.datasets import load
 
     if args.target.exists():
         raise ValueError(f"{args.target} exists already")
+    if not args.target.absolute().parent.is_dir():
+        raise ValueError(f"{args.target.absolute().parent} is no folder")
+    check_free(args.target.absolute().parent)
     episodes = load(
         args.source, infos=True, episode_length=args.episode_length, obs_keys=args.obs_keys
     )
